@@ -1,0 +1,205 @@
+"""The command line: parsing and printing only; every command is a function elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from ai_jax.errors import UserError
+
+app = tyro.extras.SubcommandApp()
+convert = tyro.extras.SubcommandApp()
+
+
+@app.command(name="listen")
+def listen(
+    audio: Positional[Path],
+    model: Path | None = None,
+    threshold: float | None = None,
+    realtime: bool = False,
+    as_json: Annotated[bool, arg(name="json")] = False,
+    plot: Path | None = None,
+) -> None:
+    """Listen to a recording and print when the model speaks and what it says.
+
+    Args:
+        audio: Recording (WAV, FLAC, OGG or MP3; any rate, any number of channels).
+        model: Folder of a model: Hugging Face format, converted checkpoint or training run.
+            Without it the small model of the package listens.
+        threshold: Answer when P(response) reaches it (between 0 and 1; lower misses less and raises
+            more false alarms). Without it, the model's own.
+        realtime: Take the recording in at the speed of sound, as a microphone would.
+        as_json: Print one JSON object per 400 ms chunk instead of the timeline.
+        plot: Also draw waveform, P(response) and replies into this PNG file.
+    """
+    from ai_jax.audio import io
+    from ai_jax.stream import show
+    from ai_jax.stream.listen import listen as run
+
+    if threshold is not None and not 0 < threshold < 1:
+        raise UserError(f"--threshold must lie between 0 and 1 (got {threshold})")
+    blocks = io.stream(audio)
+    first = next(blocks)  # bad input is reported before the model is loaded
+    engine = _engine(model)
+    results = run(engine, show.pace(show.chain(first, blocks), realtime), threshold=threshold)
+    kept = []
+    timeline = show.Timeline(engine.config.chunk_seconds, total_s=io.duration(audio))
+    for result in results:
+        if plot is not None:
+            kept.append(result)
+        if as_json:
+            print(json.dumps(show.record(result)), flush=True)
+        else:
+            timeline.add(result)
+    if not as_json:
+        timeline.close()
+    if plot is not None:
+        limit = engine.config.stream.threshold if threshold is None else threshold
+        show.draw(kept, plot, threshold=limit, title=audio.name)
+        print(f"drew {plot}", file=sys.stderr)
+
+
+@app.command(name="demo")
+def demo(out: Path = Path("out/demo"), seed: int = 0) -> None:
+    """Compose half a minute of sound that the model never heard, and let it listen.
+
+    Writes the recording, the timeline that a perfect listener would give, and a picture into OUT.
+
+    Args:
+        out: Folder for demo.flac, demo.json and demo.png.
+        seed: Another seed composes another recording.
+    """
+    from ai_jax.stream import demo as demonstration
+
+    demonstration.run(_engine(None), out, seed)
+
+
+@app.command(name="train")
+def train(
+    config: Positional[Path],
+    out: Path | None = None,
+    material: Path | None = None,
+    minutes: float | None = None,
+    export: Path | None = None,
+) -> None:
+    """Train a model as a YAML file says; an interrupted run goes on where it stopped.
+
+    Args:
+        config: Training configuration, e.g. configs/train/nano.yaml.
+        out: Folder of the run: checkpoints, metrics.jsonl (default: runs/NAME-OF-CONFIG).
+        material: Folder with the recordings to train on, overriding the configuration's.
+        minutes: Stop after this time; calling again with the same --out goes on.
+        export: When training is complete, also write the model in Hugging Face format here.
+    """
+    from ai_jax.config import load
+    from ai_jax.train import loop
+    from ai_jax.train.stages import TrainConfig
+
+    settings = load(config, TrainConfig)
+    if material is not None:
+        data = dataclasses.replace(settings.data, material=str(material))
+        settings = dataclasses.replace(settings, data=data)
+    run_dir = out or Path("runs") / config.stem
+    loop.train(settings, run_dir, minutes=minutes, export=export)
+
+
+@app.command(name="eval")
+def evaluate(
+    material: Positional[Path],
+    model: Path | None = None,
+    split: str = "test",
+    threshold: float | None = None,
+    out: Path | None = None,
+) -> None:
+    """Measure how well a model listens, on recordings that it was not trained on.
+
+    Args:
+        material: Folder with recordings and manifest.jsonl, as scripts/nano_material.py makes it.
+        model: Folder of a model; without it the small model of the package.
+        split: Part of the material: val or test.
+        threshold: Answer when P(response) reaches it; without it, the model's own.
+        out: Also write the measurements, clip by clip, into this JSON file.
+    """
+    from ai_jax.evals import sounds
+
+    report = sounds.evaluate(_engine(model), material, split, threshold)
+    print(sounds.table(report))
+    if out is not None:
+        sounds.save(report, out)
+
+
+@convert.command(name="from-hf")
+def from_hf(source: Positional[Path], out: Positional[Path], overwrite: bool = False) -> None:
+    """Convert a Hugging Face folder to a checkpoint that training and listening load.
+
+    Args:
+        source: Folder with config.json, *.safetensors and tokenizer.json.
+        out: Checkpoint to write.
+        overwrite: Replace OUT if it exists.
+    """
+    from ai_jax.convert.from_hf import from_hf as run
+
+    _print_summary(run(source, out, overwrite=overwrite), out)
+
+
+@convert.command(name="to-hf")
+def to_hf(source: Positional[Path], out: Positional[Path], overwrite: bool = False) -> None:
+    """Convert a checkpoint or a training run to a folder that transformers loads.
+
+    Args:
+        source: Converted checkpoint or folder of a training run.
+        out: Folder to write.
+        overwrite: Replace OUT if it exists.
+    """
+    from ai_jax.convert.to_hf import to_hf as run
+
+    _print_summary(run(source, out, overwrite=overwrite), out)
+
+
+app.command(convert, name="convert", help="Move checkpoints between Hugging Face and this project.")
+
+
+def _engine(model: Path | None):
+    from ai_jax.convert.load import load
+    from ai_jax.stream.engine import Engine
+
+    loaded = load(model)
+    engine = Engine(loaded.config, loaded.params, loaded.tokenizer)
+    engine.warm_up()
+    return engine
+
+
+def _print_summary(summary, out: Path) -> None:
+    size = summary.bytes / 1e6
+    print(
+        f"{out}: {summary.tensors} tensors, {size:,.1f} MB in {summary.seconds:.1f} s"
+        f" ({size / max(summary.seconds, 1e-9):,.0f} MB/s)"
+    )
+
+
+def main() -> None:
+    """Entry point of ``ai-jax``: a user's mistake is one sentence and exit code 2."""
+    try:
+        app.cli(
+            prog="ai-jax",
+            description="A model that listens without end and decides when to speak.",
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    except UserError as e:
+        print(f"ai-jax: error: {e}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Stream formats and incremental detokenisation."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from ai_jax.errors import UserError
+from ai_jax.tokens import EMOTIONS, PAPER, RELEASE, StreamFormat, TextTokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    """Byte-level, without merges, with one special token: a character may span several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.add_special_tokens([AddedToken("<silent>", special=True)])
+    return TextTokenizer(tok)
+
+
+def test_chunk_and_prefix_of_both_formats():
+    assert PAPER.prefix([7, 8]) == [7, 8]
+    assert PAPER.chunk(10) == [151646] * 10
+    assert RELEASE.prefix([7]) == [151609, 151611, 151644, 151644, 7, 151643]
+    assert RELEASE.chunk(10) == [151647, *[151646] * 10, 151602]
+    assert len(RELEASE.chunk(10)) + 1 == 13  # with the previous token, as the release feeds it
+
+
+def test_reply_with_emotion():
+    assert RELEASE.reply([5, 6], "urgent") == [151619, 5, 6]
+    assert [RELEASE.emotion(t) for t in RELEASE.emotions] == list(EMOTIONS)
+    assert RELEASE.emotion(5) is None
+    with pytest.raises(UserError, match="unknown emotion"):
+        PAPER.reply([5], "urgent")
+    with pytest.raises(UserError, match="ends a reply"):
+        PAPER.reply([5, PAPER.eos])
+
+
+def test_colliding_ids_are_refused():
+    with pytest.raises(UserError, match="four different"):
+        StreamFormat(silent=1, response=1)
+
+
+@given(st.text())
+def test_decode_inverts_encode(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.text(min_size=1))
+def test_stream_never_emits_half_a_character(tokenizer, text):
+    stream = tokenizer.stream()
+    pieces = [stream.push(i) for i in tokenizer.encode(text)]
+    assert "".join(pieces) + stream.flush() == text
+    assert all("�" not in p for p in pieces) or "�" in text
+
+
+def test_cut_off_character_is_replaced_once(tokenizer):
+    stream = tokenizer.stream()
+    first_byte = tokenizer.encode("é")[0]
+    assert stream.push(first_byte) == ""
+    assert stream.flush() == "�"
+
+
+def test_text_cannot_forge_a_control_token(tokenizer):
+    ids = tokenizer.encode("say <silent> now")
+    assert tokenizer.decode(ids) == "say <silent> now"
+    assert all(tokenizer.token_bytes(i) for i in ids)
+    assert tokenizer.token_bytes(256) == b""  # the special token itself is no text
+    assert tokenizer.token_bytes(10_000) == b""
+
+
+def test_missing_tokenizer(tmp_path):
+    with pytest.raises(UserError, match="cannot read the tokenizer"):
+        TextTokenizer.from_file(tmp_path / "tokenizer.json")

@@ -1,14 +1,46 @@
-"""Log-mel features, one causal definition for training and streaming (NumPy only)."""
+"""Log-mel features, one causal definition for training and streaming (NumPy only).
+
+Frame ``k`` is Whisper's: a periodic Hann window of 25 ms centred on sample ``160 k``. What differs
+is the normalisation, ``(max(x, M - 8) + 4) / 4``: Whisper's ``M`` is the maximum of the whole clip,
+which a stream cannot know. Here ``M`` is the running maximum up to the end of the frame's own chunk
+(40 frames, 400 ms), never below ``MelConfig.floor``.
+
+Frames therefore come out a chunk at a time. The last frame of a chunk reaches 40 samples into the
+next chunk (``MelConfig.lookahead``), so chunk ``i`` is complete when sample
+``6400 (i + 1) + 40`` has arrived: the features lag the sound by 2.5 ms. Someone who feeds pieces of
+exactly one chunk gets chunk ``i`` only with piece ``i + 1``; live sources should use short pieces.
+
+The unit of computation is one chunk too. A matrix product rounds differently for different numbers
+of rows, so every product has the same shape whatever the pieces were, and a stream gives the same
+bits however it is cut.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from typing import Literal
+
+import numpy as np
+
+from ai_jax.errors import UserError
+
+_SMALLEST = 1e-10  # Whisper's least mel energy; also what keeps the logarithm finite in silence
+_RANGE = 8.0  # log10 energy kept below the maximum: 80 dB
+_GROUP = 8  # chunks computed at once: the working set stays in the cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MelConfig:
-    """Whisper's log-mel: 16 kHz, 25 ms Hann windows every 10 ms."""
+    """Whisper's log-mel: 16 kHz, 25 ms Hann windows every 10 ms.
+
+    n_mels: bands of the Slaney filter bank, 0 Hz to half the sample rate.
+    normalization: "stream" (causal, see the module) or "clip" (maximum of the whole clip and both
+        ends reflected: Hugging Face's ``WhisperFeatureExtractor`` without its padding).
+    floor: least value of the running maximum (log10 energy).
+    chunk_frames: frames that share one running maximum and are emitted together.
+    """
 
     sample_rate: int = 16000
     n_fft: int = 400
@@ -16,3 +48,217 @@ class MelConfig:
     n_mels: int = 128
     normalization: Literal["stream", "clip"] = "stream"
     floor: float = -2.0
+    chunk_frames: int = 40
+
+    def __post_init__(self) -> None:
+        for name in ("sample_rate", "n_fft", "hop_length", "n_mels", "chunk_frames"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be >= 1 (got {getattr(self, name)})")
+        if self.n_fft % 2 or self.n_fft < self.hop_length:
+            raise UserError(f"n_fft must be even and at least hop_length (got {self.n_fft})")
+        if not math.isfinite(self.floor):
+            raise UserError(f"floor must be a finite number (got {self.floor})")
+
+    @property
+    def chunk_samples(self) -> int:
+        """Samples from the start of one chunk to the start of the next."""
+        return self.chunk_frames * self.hop_length
+
+    @property
+    def lookahead(self) -> int:
+        """Samples of the next chunk that a chunk's last frame needs (40: 2.5 ms)."""
+        return self.n_fft // 2 - self.hop_length
+
+
+def log_mel(audio: np.ndarray, config: MelConfig) -> np.ndarray:
+    """Log-mel features of a whole recording.
+
+    Args:
+      audio: ``[samples]``, floating point at ``config.sample_rate``.
+
+    Returns:
+      float32 ``[frames, n_mels]``. "stream": ``ceil(samples / hop_length)`` frames, bit for bit
+      what :class:`StreamingLogMel` gives; "clip": ``samples // hop_length`` (at least one).
+
+    Raises:
+      UserError: not one channel of floating-point samples, or a sample that is NaN or infinite.
+    """
+    if config.normalization == "stream":
+        stream = StreamingLogMel(config)
+        return np.concatenate([stream.push(audio), stream.flush()])
+    audio = _checked(audio, config, start=0)
+    if not audio.size:
+        return np.zeros((0, config.n_mels), np.float32)
+    frames = max(1, audio.size // config.hop_length)
+    chunks = -(-frames // config.chunk_frames)
+    padded = np.pad(audio, config.n_fft // 2, mode="reflect")
+    x_cfm = _log_energy(_resized(padded, _span(chunks, config)), chunks, config)
+    x_fm = x_cfm.reshape(-1, config.n_mels)[:frames]
+    return _scaled(x_fm, x_fm.max())
+
+
+class StreamingLogMel:
+    """Log-mel features of a stream that arrives in pieces of any size.
+
+    >>> stream = StreamingLogMel(MelConfig())
+    >>> [stream.push(np.zeros(n, np.float32)).shape[0] for n in (6400, 39, 1)], len(stream.flush())
+    ([0, 0, 40], 1)
+
+    The features do not depend on how the samples were cut into pieces, to the bit.
+    """
+
+    def __init__(self, config: MelConfig) -> None:
+        if config.normalization != "stream":
+            raise UserError(
+                f"normalization '{config.normalization}' needs the whole recording and cannot be "
+                "streamed; use normalization 'stream'"
+            )
+        self.config = config
+        self._reset()
+
+    def _reset(self) -> None:
+        self._samples = 0  # received so far
+        self._frames = 0  # returned so far
+        self._maximum = self.config.floor
+        # From the left edge of the next frame on. The first frames's left half is the reflection of
+        # the samples that follow, so the buffer opens once those are there.
+        self._buffer = np.zeros(0, np.float32)
+        self._open = False
+
+    def push(self, samples: np.ndarray) -> np.ndarray:
+        """Take ``samples`` (``[any]``, floating point), return the chunks that they complete.
+
+        Returns float32 ``[chunk_frames * chunks, n_mels]``, often without a row.
+
+        Raises:
+          UserError: as :func:`log_mel`, naming the time of the first bad sample; the stream is as
+            before the call.
+        """
+        samples = _checked(samples, self.config, start=self._samples)
+        self._samples += samples.size
+        return self._append(samples)
+
+    def flush(self) -> np.ndarray:
+        """End the stream: return the remaining frames, float32 ``[frames, n_mels]``.
+
+        The end is padded with zeros; ``ceil(samples / hop_length)`` frames come out in all. The
+        object is then as new, ready for another stream.
+        """
+        config = self.config
+        rest = -(-self._samples // config.hop_length) - self._frames
+        # Zeros for two chunks complete the rest: it is at most a chunk and the look-ahead.
+        x_fm = self._append(np.zeros(_span(2, config), np.float32), last=rest)
+        self._reset()
+        return x_fm
+
+    def _append(self, samples: np.ndarray, last: int | None = None) -> np.ndarray:
+        """Extend the buffer; compute its complete chunks, or the ``last`` frames of the stream."""
+        config, half = self.config, self.config.n_fft // 2
+        self._buffer = np.concatenate([self._buffer, samples])
+        if not self._open and self._buffer.size > half:
+            self._buffer = np.concatenate([self._buffer[half:0:-1], self._buffer])
+            self._open = True
+        complete = (self._buffer.size - _span(1, config)) // config.chunk_samples + 1
+        chunks = max(0, complete if last is None else -(-last // config.chunk_frames))
+        x_cfm = _log_energy(self._buffer, chunks, config)
+        self._buffer = self._buffer[chunks * config.chunk_samples :].copy()
+
+        x_fm = x_cfm.reshape(-1, config.n_mels)[:last]
+        out_fm = np.empty(x_fm.shape, np.float32)
+        for start in range(0, len(x_fm), config.chunk_frames):
+            chunk = slice(start, start + config.chunk_frames)
+            self._maximum = max(self._maximum, float(x_fm[chunk].max()))
+            out_fm[chunk] = _scaled(x_fm[chunk], self._maximum)
+        self._frames += len(out_fm)
+        return out_fm
+
+
+def _checked(audio: np.ndarray, config: MelConfig, start: int) -> np.ndarray:
+    """``audio`` as float32 ``[samples]``; ``start`` is the stream position of its first sample."""
+    audio = np.asarray(audio)
+    if audio.ndim != 1 or not np.issubdtype(audio.dtype, np.floating):
+        raise UserError(
+            "audio must be one channel of floating-point samples between -1 and 1 "
+            f"(got shape {audio.shape}, {audio.dtype})"
+        )
+    with np.errstate(over="ignore"):  # what overflows float32 is reported as infinite
+        audio = audio.astype(np.float32, copy=False)
+    good = np.isfinite(audio)
+    if not good.all():
+        at = (start + int(np.argmin(good))) / config.sample_rate
+        raise UserError(
+            f"the audio has a NaN or infinite sample at {at:.3f} s; repair the recording"
+        )
+    return audio
+
+
+def _span(chunks: int, config: MelConfig) -> int:
+    """Samples under the windows of ``chunks`` consecutive chunks."""
+    return chunks * config.chunk_samples - config.hop_length + config.n_fft
+
+
+def _resized(x: np.ndarray, size: int) -> np.ndarray:
+    """``x`` cut or zero-padded to ``size``."""
+    return np.pad(x[:size], (0, max(0, size - x.size)))
+
+
+def _log_energy(samples: np.ndarray, chunks: int, config: MelConfig) -> np.ndarray:
+    """log10 of the mel energies of ``chunks`` chunks: ``[chunks, chunk_frames, n_mels]`` float64.
+
+    ``samples`` starts at the left edge of the first window and holds at least ``_span(chunks)``.
+    Double precision, because the quietest bands lie 80 dB below the loudest.
+    """
+    window, filters = _window(config), _filters(config)
+    out = np.empty((chunks, config.chunk_frames, config.n_mels))
+    for start in range(0, chunks, _GROUP):
+        n = min(_GROUP, chunks - start)
+        group = samples[start * config.chunk_samples :][: _span(n, config)]
+        frames = np.lib.stride_tricks.sliding_window_view(group, config.n_fft)
+        spectrum = np.fft.rfft(frames[:: config.hop_length] * window)
+        power = np.square(spectrum.real) + np.square(spectrum.imag)
+        # One [chunk_frames, bins] @ [bins, n_mels] product per chunk, see the module.
+        np.matmul(power.reshape(n, config.chunk_frames, -1), filters, out=out[start : start + n])
+    np.maximum(out, _SMALLEST, out=out)
+    return np.log10(out, out=out)
+
+
+def _scaled(x: np.ndarray, maximum: float) -> np.ndarray:
+    """Whisper's range: clamp to 80 dB below ``maximum``, then ``(x + 4) / 4``, as float32."""
+    return ((np.maximum(x, maximum - _RANGE) + 4.0) / 4.0).astype(np.float32)
+
+
+@functools.lru_cache
+def _window(config: MelConfig) -> np.ndarray:
+    """Periodic Hann window ``[n_fft]``, float64."""
+    return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(config.n_fft) / config.n_fft)
+
+
+@functools.lru_cache
+def _filters(config: MelConfig) -> np.ndarray:
+    """Slaney filter bank ``[n_fft // 2 + 1, n_mels]``, float64: triangles of equal area.
+
+    Equal to ``librosa.filters.mel(...).T``; written out because importing librosa takes seconds.
+    """
+    bins = np.linspace(0.0, config.sample_rate / 2, config.n_fft // 2 + 1)
+    top = _hz_to_mel(config.sample_rate / 2)
+    edges = _mel_to_hz(np.linspace(0.0, top, config.n_mels + 2))
+    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
+    rising = (bins[:, None] - left) / (centre - left)
+    falling = (right - bins[:, None]) / (right - centre)
+    return np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (right - left))
+
+
+# Slaney's mel scale: linear below 1 kHz (200/3 Hz per mel), logarithmic above.
+_MEL_HZ = 200.0 / 3.0
+_KNEE_MEL = 1000.0 / _MEL_HZ
+_LOG_STEP = math.log(6.4) / 27.0
+
+
+def _hz_to_mel(hz: float) -> float:
+    if hz < 1000.0:
+        return hz / _MEL_HZ
+    return _KNEE_MEL + math.log(hz / 1000.0) / _LOG_STEP
+
+
+def _mel_to_hz(mel: np.ndarray) -> np.ndarray:
+    return np.where(mel < _KNEE_MEL, mel * _MEL_HZ, 1000.0 * np.exp(_LOG_STEP * (mel - _KNEE_MEL)))

@@ -1,0 +1,166 @@
+"""Decoder of Qwen2.5: grouped-query attention with RoPE, RMSNorm, SwiGLU.
+
+Audio and text without vision make the three axes of Qwen2.5-Omni's TMRoPE equal, so a position is
+one counter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ai_jax.config import TextConfig
+from ai_jax.model.cache import KVCache, write, write_positions
+from ai_jax.model.layers import (
+    DType,
+    Embedding,
+    Linear,
+    RMSNorm,
+    apply_layers,
+    attention,
+    make_layers,
+    rope_angles,
+    rotate,
+    silu,
+)
+
+Rope = tuple[jax.Array, jax.Array]  # cosines and sines, [b, t, 1, head_dim / 2]
+KV = tuple[jax.Array, jax.Array]  # keys and values, [b, k, s, head_dim]
+
+
+class Attention(nnx.Module):
+    """Causal attention; biases on q, k and v only."""
+
+    def __init__(self, config: TextConfig, **kwargs: Any):
+        width, d = config.hidden_size, config.head_dim
+        self.q_proj = Linear(width, config.num_attention_heads * d, bias=True, **kwargs)
+        self.k_proj = Linear(width, config.num_key_value_heads * d, bias=True, **kwargs)
+        self.v_proj = Linear(width, config.num_key_value_heads * d, bias=True, **kwargs)
+        self.o_proj = Linear(config.num_attention_heads * d, width, bias=False, **kwargs)
+        self.head_dim = d
+
+    def _project(self, x_btd: jax.Array, rope: Rope) -> tuple[jax.Array, jax.Array, jax.Array]:
+        q, k, v = (
+            proj(x_btd).reshape(*x_btd.shape[:2], -1, self.head_dim)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return rotate(q, *rope), rotate(k, *rope), v
+
+    def __call__(self, x_btd: jax.Array, rope: Rope, mask_bts: jax.Array) -> jax.Array:
+        """Attention among the given positions alone."""
+        q, k, v = self._project(x_btd, rope)
+        out = attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), mask_bts)
+        return self.o_proj(out)
+
+    def extend(
+        self, x_btd: jax.Array, rope: Rope, mask_bts: jax.Array, kv: KV, positions_bt: jax.Array
+    ) -> tuple[jax.Array, KV]:
+        """Append keys and values at ``positions_bt`` of the buffers, then attend to the buffers."""
+        q, k, v = self._project(x_btd, rope)
+        k_bksd, v_bksd = write(kv[0], k, positions_bt), write(kv[1], v, positions_bt)
+        out = attention(q, k_bksd.astype(q.dtype), v_bksd.astype(q.dtype), mask_bts)
+        return self.o_proj(out), (k_bksd, v_bksd)
+
+
+class MLP(nnx.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: TextConfig, **kwargs: Any):
+        width, hidden = config.hidden_size, config.intermediate_size
+        self.gate_proj = Linear(width, hidden, bias=False, **kwargs)
+        self.up_proj = Linear(width, hidden, bias=False, **kwargs)
+        self.down_proj = Linear(hidden, width, bias=False, **kwargs)
+
+    def __call__(self, x_btd: jax.Array) -> jax.Array:
+        return self.down_proj(silu(self.gate_proj(x_btd)) * self.up_proj(x_btd))
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm transformer layer."""
+
+    def __init__(self, config: TextConfig, *, rngs: nnx.Rngs, dtype: DType, param_dtype: DType):
+        kwargs = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
+        norm = {"eps": config.rms_norm_eps, "dtype": dtype, "param_dtype": param_dtype}
+        self.self_attn = Attention(config, **kwargs)
+        self.mlp = MLP(config, **kwargs)
+        self.input_layernorm = RMSNorm(config.hidden_size, **norm)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, **norm)
+
+    def __call__(self, x_btd: jax.Array, rope: Rope, mask_bts: jax.Array) -> jax.Array:
+        x_btd = x_btd + self.self_attn(self.input_layernorm(x_btd), rope, mask_bts)
+        return x_btd + self.mlp(self.post_attention_layernorm(x_btd))
+
+    def extend(
+        self, x_btd: jax.Array, rope: Rope, mask_bts: jax.Array, kv: KV, positions_bt: jax.Array
+    ) -> tuple[jax.Array, KV]:
+        out, kv = self.self_attn.extend(
+            self.input_layernorm(x_btd), rope, mask_bts, kv, positions_bt
+        )
+        x_btd = x_btd + out
+        return x_btd + self.mlp(self.post_attention_layernorm(x_btd)), kv
+
+
+class Decoder(nnx.Module):
+    """Token embedding, layers and final norm; ``lm_head`` lies outside, as in Hugging Face's.
+
+    stacked: hold the weights of all layers in one, with a leading axis (see ``apply_layers``).
+    """
+
+    def __init__(
+        self,
+        config: TextConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: DType = jnp.float32,
+        param_dtype: DType = jnp.float32,
+        stacked: bool = False,
+    ):
+        kwargs = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, **kwargs)
+        self.layers = make_layers(
+            lambda: DecoderLayer(config, **kwargs), config.num_hidden_layers, stacked
+        )
+        self.norm = RMSNorm(
+            config.hidden_size, config.rms_norm_eps, dtype=dtype, param_dtype=param_dtype
+        )
+        self.config = config
+        self.dtype = dtype
+
+    def __call__(self, x_btd: jax.Array, *, remat: bool = False, unroll: bool = False) -> jax.Array:
+        """One causal pass over whole streams: embeddings [b, t, d] -> hidden states [b, t, d]."""
+        i_t = jnp.arange(x_btd.shape[1])
+        mask_1ts = (i_t[:, None] >= i_t)[None]
+        rope = self._rope(i_t[None])
+        return self.norm(
+            apply_layers(self.layers, x_btd, rope, mask_1ts, remat=remat, unroll=unroll)
+        )
+
+    def extend(
+        self, x_btd: jax.Array, cache: KVCache, lengths_b: jax.Array
+    ) -> tuple[jax.Array, KVCache]:
+        """Read ``lengths_b`` more tokens of each row into the cache.
+
+        x_btd: embeddings, right-padded. Returns the hidden states [b, t, d] (NaN in a row that
+        would outgrow the cache, which must slide first) and the cache.
+        """
+        t = x_btd.shape[1]
+        query_bt = cache.length_b[:, None] + jnp.arange(t)
+        mask_bts = jnp.arange(cache.max_len) <= query_bt[..., None]
+        positions_bt = write_positions(cache.length_b, lengths_b, t, cache.max_len)
+        rope = self._rope(query_bt)
+        keys, values = [], []
+        for layer, k, v in zip(self.layers, cache.k, cache.v, strict=True):
+            x_btd, (k, v) = layer.extend(x_btd, rope, mask_bts, (k, v), positions_bt)
+            keys.append(k)
+            values.append(v)
+        length_b = cache.length_b + lengths_b
+        x_btd = jnp.where((length_b <= cache.max_len)[:, None, None], x_btd, jnp.nan)
+        return self.norm(x_btd), KVCache(k=tuple(keys), v=tuple(values), length_b=length_b)
+
+    def _rope(self, positions_bt: jax.Array) -> Rope:
+        angles = rope_angles(positions_bt, self.config.head_dim, self.config.rope_theta)
+        angles = angles[:, :, None]
+        return jnp.cos(angles).astype(self.dtype), jnp.sin(angles).astype(self.dtype)

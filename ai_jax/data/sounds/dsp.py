@@ -1,0 +1,214 @@
+"""Building blocks of the procedural sounds: oscillators, noise, filters, modes, rooms.
+
+Everything is NumPy at 16 kHz. Filters multiply the spectrum of the whole (zero-padded) sound by an
+analogue frequency response, which is causal, cheap and needs no recursion over samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+RATE = 16_000
+Audio = NDArray[np.floating]
+Rng = np.random.Generator
+Response = Callable[[Audio], NDArray[np.complexfloating]]
+
+
+def samples(seconds: float) -> int:
+    return max(1, round(seconds * RATE))
+
+
+def time(n: int) -> Audio:
+    """Time of each of ``n`` samples in seconds."""
+    return np.arange(n) / RATE
+
+
+def log_uniform(rng: Rng, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def choose(rng: Rng, *options):
+    return options[int(rng.integers(len(options)))]
+
+
+# -- envelopes and slow movements -------------------------------------------------------------
+
+
+def line(n: int, *points: tuple[float, float]) -> Audio:
+    """Straight lines through ``points`` (position 0..1, value), ``n`` samples."""
+    where, value = zip(*points, strict=True)
+    return np.interp(np.linspace(0, 1, n), where, value)
+
+
+def hull(n: int, attack: float, release: float) -> Audio:
+    """Rises in ``attack`` seconds, stays at 1, falls in ``release`` seconds (raised cosines)."""
+    t = time(n)
+    up = np.clip(t / max(attack, 1e-4), 0, 1)
+    down = np.clip((n / RATE - t) / max(release, 1e-4), 0, 1)
+    return 0.25 * (1 - np.cos(np.pi * up)) * (1 - np.cos(np.pi * down))
+
+
+def decay(n: int, t60: float, attack: float = 0.0) -> Audio:
+    """Exponential fall by 60 dB in ``t60`` seconds after a linear ``attack``."""
+    t = time(n)
+    fall = np.exp(-6.9 * np.maximum(t - attack, 0) / t60)
+    return fall * np.clip(t / attack, 0, 1) if attack else fall
+
+
+def wander(rng: Rng, n: int, rate: float, depth: float = 1.0) -> Audio:
+    """Smooth random curve with about ``rate`` turns a second and standard deviation ``depth``."""
+    knots = max(4, int(n / RATE * rate) + 3)
+    return depth * np.interp(
+        np.linspace(0, knots - 1.0, n), np.arange(knots), rng.standard_normal(knots)
+    )
+
+
+# -- sources -----------------------------------------------------------------------------------
+
+
+def sine(frequency: float | Audio, n: int, phase: float = 0.0) -> Audio:
+    """Sine of constant or varying frequency (Hz)."""
+    return np.sin(phase + 2 * np.pi * np.cumsum(np.broadcast_to(frequency, n)) / RATE)
+
+
+def pulses(f0_n: Audio) -> Audio:
+    """Band-limited pulse train: all harmonics of ``f0_n`` (Hz per sample) with equal strength.
+
+    Closed form of the cosine series (Dirichlet kernel), so its cost does not depend on pitch.
+    """
+    harmonics = max(1, int(0.48 * RATE / f0_n.max()))
+    half = np.pi * np.cumsum(f0_n) / RATE
+    below = np.sin(half)
+    below = np.where(np.abs(below) < 1e-4, 1e-4, below)
+    return (np.sin((2 * harmonics + 1) * half) / below - 1) / (2 * np.sqrt(harmonics))
+
+
+def noise(rng: Rng, n: int, slope: float = 0.0) -> Audio:
+    """Gaussian noise whose spectrum falls ``slope`` dB an octave (3 pink, 6 brown), unit RMS."""
+    x = rng.standard_normal(n)
+    if slope:
+        x = filtered(x, lambda f: (np.maximum(f, 30.0) / 1000.0) ** (-slope / 6.02))
+    return x / (x.std() + 1e-9)
+
+
+def modes(
+    n: int, frequencies: Sequence[float], t60s: Sequence[float], gains: Sequence[float], rng: Rng
+) -> Audio:
+    """Sum of decaying sines: the ringing of a struck body."""
+    out = np.zeros(n)
+    for frequency, t60, gain in zip(frequencies, t60s, gains, strict=True):
+        if frequency < 0.48 * RATE:
+            m = min(n, samples(1.2 * t60))
+            t = np.arange(m, dtype=np.float32) / np.float32(RATE)
+            phase = np.float32(rng.uniform(0, 2 * np.pi))
+            ring = np.sin(np.float32(2 * np.pi * frequency) * t + phase)
+            out[:m] += gain * ring * np.exp(np.float32(-6.9 / t60) * t)
+    return out
+
+
+# -- filters -----------------------------------------------------------------------------------
+
+
+def filtered(x: Audio, *responses: Response) -> Audio:
+    """``x`` through the product of ``responses`` (functions of frequency in Hz)."""
+    size = 1 << int(np.ceil(np.log2(len(x) + 2048)))
+    f = np.fft.rfftfreq(size, 1 / RATE)
+    spectrum = np.fft.rfft(x, size)
+    for response in responses:
+        spectrum = spectrum * response(f)
+    return np.fft.irfft(spectrum, size)[: len(x)]
+
+
+def low_pass(cutoff: float, order: int = 1) -> Response:
+    return lambda f: (1 + 1j * f / cutoff) ** -order
+
+
+def high_pass(cutoff: float, order: int = 1) -> Response:
+    return lambda f: (1 - 1j * cutoff / np.maximum(f, 1e-3)) ** -order
+
+
+def peak(centre: float, bandwidth: float) -> Response:
+    """Two-pole resonance with gain 1 at ``centre``."""
+    return lambda f: 1 / (1 + 1j * (f * f - centre * centre) / (bandwidth * np.maximum(f, 1e-3)))
+
+
+def shelf(*resonances: tuple[float, float, float], floor: float = 0.0) -> Response:
+    """Sum of resonances (centre, bandwidth, gain) on a flat ``floor``: the colour of a body."""
+    return lambda f: floor + sum(g * peak(c, b)(f) for c, b, g in resonances)
+
+
+def formants(x: Audio, centres: Audio, bandwidths: Sequence[float], floor: float = 0.02) -> Audio:
+    """Vocal tract whose resonances move: ``centres`` [len(x), k] in Hz, each with a bandwidth."""
+    size, hop = 512, 128
+    padded = np.pad(x, (size, size))
+    starts = np.arange(0, len(padded) - size, hop)
+    window = np.hanning(size + 1)[:-1]
+    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[starts] * window
+    at = np.clip(starts - size // 2, 0, len(x) - 1)
+    f = np.fft.rfftfreq(size, 1 / RATE)
+    gain = np.full((len(starts), len(f)), floor)
+    for k, bandwidth in enumerate(bandwidths):
+        gain += 0.75**k / (1 + ((f - centres[at, k, None]) / (0.5 * bandwidth)) ** 2)
+    shaped = np.fft.irfft(np.fft.rfft(frames, axis=1) * gain, size, axis=1) * window
+    out = np.zeros(len(padded))
+    for start, frame in zip(starts, shaped, strict=True):
+        out[start : start + size] += frame
+    return out[size : size + len(x)] / 1.5
+
+
+# -- putting things together -------------------------------------------------------------------
+
+
+def add(out: Audio, x: Audio, at: float, gain: float = 1.0) -> None:
+    """Mix ``x`` into ``out`` from ``at`` seconds on; what does not fit is cut."""
+    start = max(0, round(at * RATE))
+    m = min(len(x), len(out) - start)
+    if m > 0:
+        out[start : start + m] += gain * x[:m]
+
+
+def unit(x: Audio) -> Audio:
+    """Scaled to peak 1 (silence stays silence)."""
+    top = np.abs(x).max()
+    return x / top if top > 1e-9 else x
+
+
+def convolved(x: Audio, impulse: Audio) -> Audio:
+    size = 1 << int(np.ceil(np.log2(len(x) + len(impulse))))
+    y = np.fft.irfft(np.fft.rfft(x, size) * np.fft.rfft(impulse, size), size)
+    return y[: len(x) + len(impulse) - 1]
+
+
+def room(rng: Rng, x: Audio, t60: float, wet: float) -> Audio:
+    """Early reflections and a tail of decaying, slowly darkening noise; longer by the tail."""
+    n = samples(min(0.7 * t60, 1.5))
+    bright = rng.standard_normal(n) * decay(n, 0.5 * t60)
+    dark = filtered(rng.standard_normal(n), low_pass(1500)) * decay(n, t60)
+    tail = (bright + 2 * dark) * np.clip(time(n) / 0.02, 0, 1)
+    for _ in range(int(rng.integers(3, 9))):
+        tail[int(rng.integers(min(30, n - 1), min(n, 900)))] += rng.choice([-1, 1]) * 3
+    tail *= wet / np.sqrt((tail**2).sum() + 1e-9)
+    tail[0] += 1
+    return convolved(x, tail)
+
+
+def place(rng: Rng, x: Audio, outdoors: float = 0.3) -> Audio:
+    """Put a dry sound somewhere: distance, walls, room and microphone, drawn at random."""
+    if rng.random() < 0.5:  # far away or behind a door: the treble goes
+        x = filtered(x, low_pass(log_uniform(rng, 1500, 7000), int(rng.integers(1, 3))))
+    if rng.random() < 0.4:  # a microphone with little bass
+        x = filtered(x, high_pass(log_uniform(rng, 40, 300)))
+    if rng.random() < 0.7:
+        if rng.random() < outdoors:
+            x = room(rng, x, rng.uniform(0.6, 2.0), rng.uniform(0.05, 0.5))
+        else:
+            x = room(rng, x, log_uniform(rng, 0.15, 1.2), log_uniform(rng, 0.1, 1.2))
+    if rng.random() < 0.15:  # an overloaded recording
+        x = np.tanh(rng.uniform(1.5, 4) * unit(x))
+    if rng.random() < 0.5:  # the recording's own noise
+        floor = 10 ** (rng.uniform(-65, -38) / 20)
+        x = unit(x) + floor * noise(rng, len(x), rng.uniform(0, 6))
+    return x

@@ -128,6 +128,11 @@ class ModelConfig:
             "audio.num_mel_bins must equal mel.n_mels",
             (self.audio.num_mel_bins, self.mel.n_mels),
         )
+        _require(
+            self.mel.normalization == "clip" or self.audio.chunk_frames == self.mel.chunk_frames,
+            "mel.chunk_frames must be twice audio.n_window",
+            (self.mel.chunk_frames, self.audio.n_window),
+        )
 
     @property
     def chunk_samples(self) -> int:

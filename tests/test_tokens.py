@@ -3,20 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from ai_jax.errors import UserError
 from ai_jax.tokens import EMOTIONS, PAPER, RELEASE, StreamFormat, TextTokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> TextTokenizer:
-    """Byte-level, without merges, with one special token: a character may span several tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tok.add_special_tokens([AddedToken("<silent>", special=True)])
-    return TextTokenizer(tok)
 
 
 def test_chunk_and_prefix_of_both_formats():
@@ -43,31 +32,31 @@ def test_colliding_ids_are_refused():
 
 
 @given(st.text())
-def test_decode_inverts_encode(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+def test_decode_inverts_encode(byte_tokenizer, text):
+    assert byte_tokenizer.decode(byte_tokenizer.encode(text)) == text
 
 
 @given(st.text(min_size=1))
-def test_stream_never_emits_half_a_character(tokenizer, text):
-    stream = tokenizer.stream()
-    pieces = [stream.push(i) for i in tokenizer.encode(text)]
+def test_stream_never_emits_half_a_character(byte_tokenizer, text):
+    stream = byte_tokenizer.stream()
+    pieces = [stream.push(i) for i in byte_tokenizer.encode(text)]
     assert "".join(pieces) + stream.flush() == text
     assert all("�" not in p for p in pieces) or "�" in text
 
 
-def test_cut_off_character_is_replaced_once(tokenizer):
-    stream = tokenizer.stream()
-    first_byte = tokenizer.encode("é")[0]
+def test_cut_off_character_is_replaced_once(byte_tokenizer):
+    stream = byte_tokenizer.stream()
+    first_byte = byte_tokenizer.encode("é")[0]
     assert stream.push(first_byte) == ""
     assert stream.flush() == "�"
 
 
-def test_text_cannot_forge_a_control_token(tokenizer):
-    ids = tokenizer.encode("say <silent> now")
-    assert tokenizer.decode(ids) == "say <silent> now"
-    assert all(tokenizer.token_bytes(i) for i in ids)
-    assert tokenizer.token_bytes(256) == b""  # the special token itself is no text
-    assert tokenizer.token_bytes(10_000) == b""
+def test_text_cannot_forge_a_control_token(byte_tokenizer):
+    ids = byte_tokenizer.encode("say <silent> now")
+    assert byte_tokenizer.decode(ids) == "say <silent> now"
+    assert all(byte_tokenizer.token_bytes(i) for i in ids)
+    assert byte_tokenizer.token_bytes(256) == b""  # the special token itself is no text
+    assert byte_tokenizer.token_bytes(10_000) == b""
 
 
 def test_missing_tokenizer(tmp_path):

@@ -1,0 +1,22 @@
+"""What several tests share: the tiny model and a byte-level tokenizer for it."""
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from ai_jax.config import ModelConfig, preset
+from ai_jax.tokens import TextTokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ModelConfig:
+    return preset("model", "tiny", ModelConfig)
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> TextTokenizer:
+    """Byte-level without merges, one special token: a character may span several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.add_special_tokens([AddedToken("<silent>", special=True)])
+    return TextTokenizer(tok)

@@ -10,9 +10,8 @@ next chunk (``MelConfig.lookahead``), so chunk ``i`` is complete when sample
 ``6400 (i + 1) + 40`` has arrived: the features lag the sound by 2.5 ms. Someone who feeds pieces of
 exactly one chunk gets chunk ``i`` only with piece ``i + 1``; live sources should use short pieces.
 
-The unit of computation is one chunk too. A matrix product rounds differently for different numbers
-of rows, so every product has the same shape whatever the pieces were, and a stream gives the same
-bits however it is cut.
+The features are the same bits however a stream is cut into pieces: every chunk is computed alone,
+by the same calls on the same shapes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ai_jax.errors import UserError
 
 _SMALLEST = 1e-10  # Whisper's least mel energy; also what keeps the logarithm finite in silence
 _RANGE = 8.0  # log10 energy kept below the maximum: 80 dB
-_GROUP = 8  # chunks computed at once: the working set stays in the cache
+_LOUDEST = 1e10  # no sound, but its energy still fits float32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,8 +91,8 @@ def log_mel(audio: np.ndarray, config: MelConfig) -> np.ndarray:
     frames = max(1, audio.size // config.hop_length)
     chunks = -(-frames // config.chunk_frames)
     padded = np.pad(audio, config.n_fft // 2, mode="reflect")
-    x_cfm = _log_energy(_resized(padded, _span(chunks, config)), chunks, config)
-    x_fm = x_cfm.reshape(-1, config.n_mels)[:frames]
+    padded = np.pad(padded, (0, max(0, _span(chunks, config) - padded.size)))
+    x_fm = _log_energy(padded, chunks, config).reshape(-1, config.n_mels)[:frames]
     return _scaled(x_fm, x_fm.max())
 
 
@@ -120,7 +119,7 @@ class StreamingLogMel:
         self._samples = 0  # received so far
         self._frames = 0  # returned so far
         self._maximum = self.config.floor
-        # From the left edge of the next frame on. The first frames's left half is the reflection of
+        # From the left edge of the next frame on. The first frame's left half is the reflection of
         # the samples that follow, so the buffer opens once those are there.
         self._buffer = np.zeros(0, np.float32)
         self._open = False
@@ -164,13 +163,12 @@ class StreamingLogMel:
         self._buffer = self._buffer[chunks * config.chunk_samples :].copy()
 
         x_fm = x_cfm.reshape(-1, config.n_mels)[:last]
-        out_fm = np.empty(x_fm.shape, np.float32)
         for start in range(0, len(x_fm), config.chunk_frames):
-            chunk = slice(start, start + config.chunk_frames)
-            self._maximum = max(self._maximum, float(x_fm[chunk].max()))
-            out_fm[chunk] = _scaled(x_fm[chunk], self._maximum)
-        self._frames += len(out_fm)
-        return out_fm
+            chunk_fm = x_fm[start : start + config.chunk_frames]
+            self._maximum = max(self._maximum, float(chunk_fm.max()))
+            chunk_fm[:] = _scaled(chunk_fm, self._maximum)
+        self._frames += len(x_fm)
+        return x_fm
 
 
 def _checked(audio: np.ndarray, config: MelConfig, start: int) -> np.ndarray:
@@ -181,13 +179,15 @@ def _checked(audio: np.ndarray, config: MelConfig, start: int) -> np.ndarray:
             "audio must be one channel of floating-point samples between -1 and 1 "
             f"(got shape {audio.shape}, {audio.dtype})"
         )
-    with np.errstate(over="ignore"):  # what overflows float32 is reported as infinite
+    with np.errstate(over="ignore"):  # what overflows float32 becomes infinite
         audio = audio.astype(np.float32, copy=False)
-    good = np.isfinite(audio)
+    good = np.abs(audio) <= _LOUDEST
     if not good.all():
-        at = (start + int(np.argmin(good))) / config.sample_rate
+        bad = int(np.argmin(good))
+        at = (start + bad) / config.sample_rate
         raise UserError(
-            f"the audio has a NaN or infinite sample at {at:.3f} s; repair the recording"
+            f"the audio has the sample {audio[bad]:g} at {at:.3f} s; "
+            "samples must be finite, between -1 and 1: repair or rescale the recording"
         )
     return audio
 
@@ -197,45 +197,60 @@ def _span(chunks: int, config: MelConfig) -> int:
     return chunks * config.chunk_samples - config.hop_length + config.n_fft
 
 
-def _resized(x: np.ndarray, size: int) -> np.ndarray:
-    """``x`` cut or zero-padded to ``size``."""
-    return np.pad(x[:size], (0, max(0, size - x.size)))
-
-
 def _log_energy(samples: np.ndarray, chunks: int, config: MelConfig) -> np.ndarray:
-    """log10 of the mel energies of ``chunks`` chunks: ``[chunks, chunk_frames, n_mels]`` float64.
+    """log10 of the mel energies of ``chunks`` chunks: float32 ``[chunks, chunk_frames, n_mels]``.
 
     ``samples`` starts at the left edge of the first window and holds at least ``_span(chunks)``.
-    Double precision, because the quietest bands lie 80 dB below the loudest.
     """
-    window, filters = _window(config), _filters(config)
-    out = np.empty((chunks, config.chunk_frames, config.n_mels))
-    for start in range(0, chunks, _GROUP):
-        n = min(_GROUP, chunks - start)
-        group = samples[start * config.chunk_samples :][: _span(n, config)]
-        frames = np.lib.stride_tricks.sliding_window_view(group, config.n_fft)
-        spectrum = np.fft.rfft(frames[:: config.hop_length] * window)
-        power = np.square(spectrum.real) + np.square(spectrum.imag)
-        # One [chunk_frames, bins] @ [bins, n_mels] product per chunk, see the module.
-        np.matmul(power.reshape(n, config.chunk_frames, -1), filters, out=out[start : start + n])
-    np.maximum(out, _SMALLEST, out=out)
-    return np.log10(out, out=out)
+    out = np.empty((chunks, config.chunk_frames, config.n_mels), np.float32)
+    for i in range(chunks):
+        start = i * config.chunk_samples
+        out[i] = _chunk_log_energy(samples[start : start + _span(1, config)], config)
+    return out
+
+
+def _chunk_log_energy(samples: np.ndarray, config: MelConfig) -> np.ndarray:
+    """``samples`` ``[_span(1)]`` -> float32 ``[chunk_frames, n_mels]``.
+
+    The transform is in double precision, because the quietest bands lie 80 dB below the loudest.
+    """
+    x = samples.astype(np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(x, config.n_fft)[:: config.hop_length]
+    spectrum = np.fft.rfft(windows * _window(config.n_fft))
+    power_bf = (np.square(spectrum.real) + np.square(spectrum.imag)).T.astype(np.float32, order="C")
+    # Each band sums a few neighbouring bins. That beats a matrix product, whose threads cost more
+    # than they bring at this size and whose rounding depends on its shape.
+    bins_mk, weights_mk = _filter_taps(config)
+    energy_mf = np.einsum("mkf,mk->mf", power_bf[bins_mk], weights_mk)
+    return np.log(np.maximum(energy_mf, _SMALLEST)).T * np.float32(1.0 / math.log(10.0))
 
 
 def _scaled(x: np.ndarray, maximum: float) -> np.ndarray:
-    """Whisper's range: clamp to 80 dB below ``maximum``, then ``(x + 4) / 4``, as float32."""
-    return ((np.maximum(x, maximum - _RANGE) + 4.0) / 4.0).astype(np.float32)
+    """Whisper's range: clamp to 80 dB below ``maximum``, then ``(x + 4) / 4``."""
+    return (np.maximum(x, np.float32(maximum - _RANGE)) + np.float32(4.0)) / np.float32(4.0)
 
 
 @functools.lru_cache
-def _window(config: MelConfig) -> np.ndarray:
+def _window(n_fft: int) -> np.ndarray:
     """Periodic Hann window ``[n_fft]``, float64."""
-    return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(config.n_fft) / config.n_fft)
+    return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(n_fft) / n_fft)
 
 
 @functools.lru_cache
-def _filters(config: MelConfig) -> np.ndarray:
-    """Slaney filter bank ``[n_fft // 2 + 1, n_mels]``, float64: triangles of equal area.
+def _filter_taps(config: MelConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The filter bank without its zeros: the bins of each band and their weights.
+
+    Returns int and float32 ``[n_mels, taps]``; short bands end with weights of zero.
+    """
+    filters_bm = mel_filters(config)
+    taps = max(1, int(np.count_nonzero(filters_bm, axis=0).max()))
+    first_m = np.minimum(np.argmax(filters_bm > 0, axis=0), len(filters_bm) - taps)
+    bins_mk = first_m[:, None] + np.arange(taps)
+    return bins_mk, np.take_along_axis(filters_bm.T, bins_mk, axis=1).astype(np.float32)
+
+
+def mel_filters(config: MelConfig) -> np.ndarray:
+    """Slaney filter bank, float64 ``[n_fft // 2 + 1, n_mels]``: triangles of equal area.
 
     Equal to ``librosa.filters.mel(...).T``; written out because importing librosa takes seconds.
     """

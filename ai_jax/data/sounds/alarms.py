@@ -1,4 +1,4 @@
-"""Made by devices that want to be heard: smoke alarms, sirens, horns, doorbells, telephone tones."""
+"""Made by devices that want to be heard: smoke alarms, sirens, horns, doorbells, telephones."""
 
 from __future__ import annotations
 

@@ -70,6 +70,25 @@ def glass_break(rng: Rng) -> Audio:
     return out * hull(n, 0.0, 0.15)
 
 
+def dishes(rng: Rng) -> Audio:
+    """Plates, cups and cutlery that touch without breaking: single clear clinks."""
+    out = np.zeros(samples(rng.uniform(1.0, 3.5)))
+    things = []
+    for _ in range(int(rng.integers(1, 5))):
+        k = int(rng.integers(3, 8))
+        f = log_uniform(rng, 700, 3500) * np.cumprod(rng.uniform(1.1, 1.7, k))
+        things.append((f, log_uniform(rng, 0.06, 0.6) * rng.uniform(0.5, 1.2, k)))
+    at = rng.uniform(0, 0.2)
+    while at < len(out) / RATE - 0.1:
+        f, t60 = things[int(rng.integers(len(things)))]
+        m = samples(0.5)
+        x = unit(modes(m, f, t60, rng.uniform(0.2, 1, len(f)), rng))
+        x += rng.uniform(0, 0.5) * _click(rng, m, 0.01, (f[0], f[0], 1.0))
+        add(out, x, at, log_uniform(rng, 0.15, 1))
+        at += rng.exponential(0.35) + 0.03
+    return out
+
+
 def knock(rng: Rng) -> Audio:
     """Two to six blows of knuckles on a wooden or metal door."""
     count = int(rng.choice([2, 3, 3, 3, 4, 4, 5, 6]))

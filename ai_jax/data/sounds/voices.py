@@ -15,6 +15,7 @@ from ai_jax.data.sounds.dsp import (
     Audio,
     Rng,
     add,
+    choose,
     decay,
     filtered,
     formants,
@@ -213,6 +214,35 @@ def cat(rng: Rng) -> Audio:
         )  # fmt: skip
         parts += [x * hull(m, 0.08, 0.15), np.zeros(samples(rng.uniform(0.1, 0.9)))]
     return np.concatenate(parts)
+
+
+def animals(rng: Rng) -> Audio:
+    """Farm and pond: moos, bleats, quacks, oinks, crows of a cock, croaks."""
+    kind = choose(rng, "moo", "bleat", "quack", "oink", "crow", "croak")
+    low, high, shortest, longest, scale, rough = {
+        "moo": (90, 200, 0.8, 1.8, 0.75, 0.2),
+        "bleat": (200, 450, 0.4, 1.1, 1.0, 0.5),
+        "quack": (180, 420, 0.08, 0.22, 1.3, 0.8),
+        "oink": (70, 180, 0.15, 0.4, 0.9, 1.0),
+        "crow": (450, 800, 0.25, 0.9, 1.3, 0.5),
+        "croak": (50, 110, 0.15, 0.5, 1.2, 0.6),
+    }[kind]
+    out = np.zeros(samples(rng.uniform(1.2, 4.0)))
+    base = log_uniform(rng, low, high)
+    tract = scale * np.array([rng.uniform(500, 800), rng.uniform(1100, 1900), 2600.0, 3500.0])
+    at = rng.uniform(0, 0.2)
+    while at < len(out) / RATE - shortest:
+        m = samples(rng.uniform(shortest, longest))
+        arch = line(m, (0, rng.uniform(0.8, 1)), (rng.uniform(0.2, 0.5), 1.1), (1, 0.8))
+        x = _voice(
+            rng, base * arch, tract, jitter=0.01, breath=rng.uniform(0.02, 0.2), tilt=1200,
+            growl=rough * rng.uniform(0.3, 1), bandwidths=(150, 200, 300, 400),
+        )  # fmt: skip
+        if kind == "bleat":
+            x = x * (1 + 0.7 * sine(rng.uniform(7, 12), m))
+        add(out, x * hull(m, 0.02 + 0.1 * (kind == "moo"), 0.05), at, rng.uniform(0.6, 1))
+        at += m / RATE + rng.uniform(0.05, 0.6)
+    return out
 
 
 def snoring(rng: Rng) -> Audio:

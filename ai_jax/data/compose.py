@@ -139,24 +139,24 @@ def compose(
     length = _length(main_length, timeline, chunks, config.chunk_samples)
     timeline = tuple(r for r in timeline if (r[0] - 1) * config.chunk_samples < length)
 
-    main = np.zeros(length, np.float32)
+    audio = np.zeros(length, np.float32)
     spans = []
     for event, wave, offset in zip(events, waves, offsets, strict=True):
-        start, end = _mix_in(main, wave, offset, config.gain(event.role), rng)
+        start, end = _mix_in(audio, wave, offset, config.gain(event.role), rng)
         if start < end:
             spans.append((start / config.sample_rate, end / config.sample_rate, event.label))
 
     snr_event = rng.uniform(*config.snr_db)
     snr_ambient = rng.uniform(*config.snr_db) + config.ambient_snr_db
-    audio = main.copy()
     frame = max(config.fade_samples, 1)
-    power = active_power(main, frame) or 10.0 ** (config.silent_level_db / 10.0)
+    power = active_power(audio, frame) or 10.0 ** (config.silent_level_db / 10.0)
     for pool, snr in ((noise_events, snr_event), (noise_ambient, snr_ambient)):
         noise = tile_crossfade(pool, length, rng, config.fade_samples)
         noise_power = active_power(noise, frame)
         if noise_power > 0.0:
-            audio += noise * np.float32(np.sqrt(power / noise_power * 10.0 ** (-snr / 10.0)))
-    peak = np.abs(audio).max()
+            noise *= np.sqrt(power / noise_power * 10.0 ** (-snr / 10.0))
+            audio += noise
+    peak = max(audio.max(), -audio.min())
     if peak > 1.0:
         audio /= peak
     return Stream(audio, timeline, tuple(spans), (snr_event, snr_ambient))
@@ -223,7 +223,6 @@ def tile_crossfade(
         if clip.size > room:
             start = rng.integers(clip.size - room + 1)
             clip = clip[start : start + room]
-            overlap = min(overlap, clip.size)
         if overlap:
             angle = np.pi / 2 * (np.arange(overlap, dtype=np.float32) + 0.5) / overlap
             track[end - overlap : end] *= np.cos(angle)
@@ -239,7 +238,7 @@ def _prepare(
 ) -> np.ndarray:
     wave = event.audio if preprocess is None else preprocess(event.audio)
     wave = fade(wave, fade_samples)
-    if not np.isfinite(wave).all():
+    if not np.isfinite([wave.min(), wave.max()]).all():
         raise UserError(f"the event '{event.label}' holds NaN or infinite samples")
     return wave
 
@@ -290,5 +289,7 @@ def _mix_in(
         offset, wave = (draw, wave) if slack >= 0 else (0, wave[draw : draw + main.size])
     wave = wave[: max(main.size - offset, 0)]
     end = offset + wave.size
-    main[offset:end] += wave if gain == 1.0 else wave * np.float32(gain)
+    if gain != 1.0:
+        wave = wave * np.float32(gain)
+    main[offset:end] += wave
     return offset, end

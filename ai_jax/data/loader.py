@@ -96,6 +96,7 @@ def make_loader(
         labels = nano.LABELS
     example = Examples(config, model, tokenizer, planner, tuple(labels))
 
+    import absl.flags
     import grain
 
     dataset = (
@@ -107,6 +108,8 @@ def make_loader(
     if config.workers == 0:
         ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch)
         return iter(dataset.to_iter_dataset(ahead))
+    if not absl.flags.FLAGS.is_parsed():
+        absl.flags.FLAGS.mark_as_parsed()  # Grain reads its flags where it starts processes.
     # Workers take whole batches in turn, so their number does not change the order.
     lazy = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     processes = grain.MultiprocessingOptions(
@@ -202,10 +205,10 @@ def event_target(
 
 
 def _nano_planner(config: LoaderConfig, model: ModelConfig) -> Planner:
-    from ai_jax.data import nano, sources
-
     if not config.material:
         raise UserError("'material' names no folder of sounds")
+    from ai_jax.data import nano, sources
+
     material = sources.Material(config.material)
     seconds = config.chunks * model.chunk_seconds
     return functools.partial(_plan, nano.plan, material, config.split, seconds)

@@ -13,7 +13,7 @@ import soxr
 from ai_jax.errors import UserError
 
 SAMPLE_RATE = 16000
-_DECODE_FRAMES = 1 << 16  # sample frames decoded at once
+_DECODE_SAMPLES = 1 << 17  # decoded at once, over all channels
 _RATES = (1_000, 1_000_000)  # input rates in Hz that make sense for sound
 
 
@@ -84,11 +84,15 @@ def stream(path: str | Path, block_seconds: float) -> Iterator[np.ndarray]:
 def _decode(path: Path) -> Iterator[np.ndarray]:
     """Decode, mix down and resample ``path`` in pieces that depend on nothing but the file."""
     with _open(path) as file:
-        resampler = Resampler(file.samplerate)
+        try:
+            resampler = Resampler(file.samplerate)
+        except UserError as e:
+            raise UserError(f"cannot use {path}: {e}") from None
+        block = max(1, _DECODE_SAMPLES // file.channels)
         seen = 0
         while True:
             try:
-                frames = file.read(_DECODE_FRAMES, dtype="float32", always_2d=True)
+                frames = file.read(block, dtype="float32", always_2d=True)
             except soundfile.LibsndfileError as e:
                 at = seen / file.samplerate
                 raise UserError(f"cannot decode {path} after {at:.3f} s: {_reason(e)}") from e
@@ -108,9 +112,9 @@ def _decode(path: Path) -> Iterator[np.ndarray]:
 
 
 def _open(path: Path) -> soundfile.SoundFile:
-    if path.is_dir():
-        raise UserError(f"{path} is a directory; give an audio file")
     try:
+        if path.is_dir():
+            raise UserError(f"{path} is a directory; give an audio file")
         if not path.stat().st_size:
             raise UserError(f"{path} is empty; give an audio file")
         return soundfile.SoundFile(path)
@@ -135,11 +139,13 @@ def write(path: str | Path, audio: np.ndarray, rate: int = SAMPLE_RATE) -> None:
     format = path.suffix[1:].upper()
     if format not in ("WAV", "FLAC", "OGG", "MP3"):
         raise UserError(f"cannot write {path}: the name must end in .wav, .flac, .ogg or .mp3")
-    if audio.ndim != 1 or not audio.size or not np.isfinite(audio).all():
-        raise UserError(f"cannot write {path}: the audio must be one channel of finite samples")
+    if audio.ndim != 1 or not audio.size or not np.issubdtype(audio.dtype, np.floating):
+        raise UserError(f"cannot write {path}: the audio must be one channel of float samples")
+    if not np.isfinite(audio).all():
+        raise UserError(f"cannot write {path}: the audio has NaN or infinite samples")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        soundfile.write(temporary, audio, rate, format=format)
+        soundfile.write(temporary, audio.astype(np.float32), rate, format=format)
         os.replace(temporary, path)
     except (OSError, soundfile.LibsndfileError) as e:
         raise UserError(f"cannot write {path}: {_reason(e)}") from e

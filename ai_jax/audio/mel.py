@@ -37,8 +37,23 @@ class MelConfig:
     n_mels: bands of the Slaney filter bank, 0 Hz to half the sample rate.
     normalization: "stream" (causal, see the module) or "clip" (maximum of the whole clip and both
         ends reflected: Hugging Face's ``WhisperFeatureExtractor`` without its padding).
-    floor: least value of the running maximum (log10 energy).
+    floor: least value of the running maximum (log10 energy; a full-scale 1 kHz tone has 2.5).
     chunk_frames: frames that share one running maximum and are emitted together.
+
+    A low floor shows a quiet opening down to its faintest noise, as no later part of the stream is
+    shown; a high one hides the detail of quiet recordings. 0.0 was chosen on 283 real recordings
+    (speech, events, music; 0.4 s to 40 s), by the mean difference between "stream" and "clip"
+    features, which know the true maximum:
+
+    ====================================================  =====  =====  =====  =====  =====
+    floor                                                  -2.0   -1.0    0.0    1.0    2.0
+    ====================================================  =====  =====  =====  =====  =====
+    whole recordings                                      0.015  0.013  0.013  0.022  0.072
+    1.2 s opening of digital silence before them          0.742  0.498  0.288  0.171  0.264
+    1.2 s opening of noise at -80 dBFS                    0.192  0.191  0.179  0.125  0.218
+    1.2 s opening of noise at -60 dBFS                    0.005  0.005  0.005  0.004  0.013
+    recordings whose own maximum lies below the floor        0%     4%    14%    42%    94%
+    ====================================================  =====  =====  =====  =====  =====
     """
 
     sample_rate: int = 16000
@@ -46,7 +61,7 @@ class MelConfig:
     hop_length: int = 160
     n_mels: int = 128
     normalization: Literal["stream", "clip"] = "stream"
-    floor: float = -2.0
+    floor: float = 0.0
     chunk_frames: int = 40
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import soxr
 from ai_jax.errors import UserError
 
 SAMPLE_RATE = 16000
-_DECODE_SAMPLES = 1 << 17  # decoded at once, over all channels
+_BLOCK = 1 << 17  # samples decoded or encoded at once, over all channels
 _RATES = (1_000, 1_000_000)  # input rates in Hz that make sense for sound
 
 
@@ -88,8 +89,8 @@ def _decode(path: Path) -> Iterator[np.ndarray]:
             resampler = Resampler(file.samplerate)
         except UserError as e:
             raise UserError(f"cannot use {path}: {e}") from None
-        block = max(1, _DECODE_SAMPLES // file.channels)
-        seen = 0
+        block = max(1, _BLOCK // file.channels)
+        seen = made = 0
         while True:
             try:
                 frames = file.read(block, dtype="float32", always_2d=True)
@@ -105,10 +106,13 @@ def _decode(path: Path) -> Iterator[np.ndarray]:
                     f"{path} has a NaN or infinite sample at {at:.3f} s; repair the recording"
                 )
             seen += len(frames)
-            yield resampler.push(frames[:, 0] if frames.shape[1] == 1 else frames.mean(axis=1))
-        if not seen:
+            samples = resampler.push(frames.mean(axis=1))
+            made += samples.size
+            yield samples
+        samples = resampler.flush()
+        if not made + samples.size:
             raise UserError(f"{path} holds no audio samples; give a recording that is not empty")
-        yield resampler.flush()
+        yield samples
 
 
 def _open(path: Path) -> soundfile.SoundFile:
@@ -122,7 +126,7 @@ def _open(path: Path) -> soundfile.SoundFile:
         raise UserError(f"cannot read {path}: {e.strerror or e}") from e
     except (soundfile.LibsndfileError, TypeError) as e:  # TypeError: headerless, such as .raw
         raise UserError(
-            f"{path} is not audio that can be read ({_reason(e)}); use WAV, FLAC, OGG or MP3"
+            f"{path} is not audio in a known format, or damaged; use WAV, FLAC, OGG or MP3"
         ) from e
 
 
@@ -145,12 +149,19 @@ def write(path: str | Path, audio: np.ndarray, rate: int = SAMPLE_RATE) -> None:
         raise UserError(f"cannot write {path}: the audio has NaN or infinite samples")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        soundfile.write(temporary, audio.astype(np.float32), rate, format=format)
+        with (
+            temporary.open("wb") as raw,
+            soundfile.SoundFile(raw, "w", rate, channels=1, format=format) as file,
+        ):
+            # In blocks, because libsndfile overflows its stack on a long recording as OGG.
+            for start in range(0, audio.size, _BLOCK):
+                file.write(audio[start : start + _BLOCK].astype(np.float32))
         os.replace(temporary, path)
     except (OSError, soundfile.LibsndfileError) as e:
         raise UserError(f"cannot write {path}: {_reason(e)}") from e
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # gone: renamed, or never made
+            temporary.unlink()
 
 
 def _reason(e: Exception) -> str:

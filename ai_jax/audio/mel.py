@@ -42,7 +42,7 @@ class MelConfig:
 
     A low floor shows a quiet opening down to its faintest noise, as no later part of the stream is
     shown; a high one hides the detail of quiet recordings. 0.0 was chosen on 283 real recordings
-    (speech, events, music; 0.4 s to 40 s), by the mean difference between "stream" and "clip"
+    (speech, events, music; 0.4 s to 11 s), by the mean difference between "stream" and "clip"
     features, which know the true maximum:
 
     ====================================================  =====  =====  =====  =====  =====

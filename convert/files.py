@@ -1,0 +1,115 @@
+"""What every conversion shares: whole-or-nothing folders, ``ai_jax.json``, summary, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ai_jax.config import ModelConfig, from_dict, to_dict
+from ai_jax.errors import UserError
+
+INFO = "ai_jax.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a conversion wrote: number of tensors, their bytes, and how long it took."""
+
+    tensors: int
+    bytes: int
+    seconds: float
+
+
+def read_info(path: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Model config and provenance from an ``ai_jax.json``. Raises UserError if it is invalid."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        provenance = data.pop("provenance", {})
+    except (OSError, ValueError, AttributeError, TypeError) as e:
+        raise UserError(f"{path} is not a readable JSON mapping; restore it") from e
+    return from_dict(ModelConfig, data, where=str(path)), provenance
+
+
+def write_info(path: Path, config: ModelConfig, provenance: dict[str, Any]) -> None:
+    """Write ``ai_jax.json``: the model config and, under ``provenance``, where it comes from."""
+    write_json(path, to_dict(config) | {"provenance": provenance})
+
+
+def write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole_folder(out: str | Path, *, overwrite: bool, source: Path | None = None) -> Iterator[Path]:
+    """Yield a path at which to make a folder; it takes the name ``out`` only once it is complete.
+
+    However the writing ends, ``out`` is either what it was or the whole new folder. Raises
+    UserError if ``out`` exists and ``overwrite`` is off, if it is something else than a model
+    folder, or if replacing it would delete ``source``.
+    """
+    out = Path(out).absolute()
+    if out.exists() or out.is_symlink():
+        _check_replaceable(out, overwrite, source)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Left behind by a run that was killed.
+        shutil.rmtree(partial, ignore_errors=True)
+        yield partial
+        _move_into_place(partial, out)
+    except OSError as e:
+        raise UserError(f"cannot write {out}: {e.strerror or e} ({e.filename or 'no file'})") from e
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _move_into_place(new: Path, out: Path) -> None:
+    if not out.exists():
+        os.rename(new, out)
+        return
+    old = out.with_name(out.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(out, old)
+    try:
+        os.rename(new, out)
+    except OSError:
+        os.rename(old, out)
+        raise
+    shutil.rmtree(old)
+
+
+def _check_replaceable(out: Path, overwrite: bool, source: Path | None) -> None:
+    if not overwrite:
+        raise UserError(f"{out} exists; choose another folder or pass --overwrite")
+    if source is not None and source.resolve().is_relative_to(out.resolve()):
+        raise UserError(f"{out} holds the model to convert; choose another folder to write to")
+    ours = any((out / name).exists() for name in (INFO, "config.json", "_CHECKPOINT_METADATA"))
+    if out.is_symlink() or not out.is_dir() or not (ours or not any(out.iterdir())):
+        raise UserError(f"{out} is not a model folder, so it is not replaced; choose another one")
+
+
+@contextlib.contextmanager
+def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr if that is a terminal; yields ``advance(bytes)``. total None: unknown."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *([DownloadColumn()] if total else []),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(label, total=total)
+        yield lambda n: bar.advance(task, n)

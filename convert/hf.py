@@ -1,0 +1,322 @@
+"""Model folders in Hugging Face format: their config, their side files, and writing one.
+
+A folder holds ``config.json`` (``Qwen2_5OmniThinkerConfig``, or the full Qwen2.5-Omni config
+around it), safetensors weights, ``tokenizer.json`` and, once we wrote it, ``ai_jax.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from ai_jax.convert import mapping, shards
+from ai_jax.convert.files import (
+    INFO,
+    Summary,
+    progress,
+    read_info,
+    whole_folder,
+    write_info,
+    write_json,
+)
+from tokenizers import Tokenizer
+
+from ai_jax.audio.mel import MelConfig
+from ai_jax.config import AudioConfig, ModelConfig, StreamConfig, TextConfig, from_dict
+from ai_jax.errors import UserError
+from ai_jax.tokens import PAPER, StreamFormat
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CARD = "README.md"
+THINKER = "qwen2_5_omni_thinker"
+
+# The stock model reads 2 s blocks; here the same weights listen in chunks of 400 ms.
+_OFFLINE_N_WINDOW, _STREAMING_N_WINDOW = 100, 20
+_WEIGHTS_OR_CODE = (".safetensors", ".bin", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".py")
+
+# transformers leaves out of config.json what equals these defaults of its config classes.
+_AUDIO_DEFAULTS = {
+    "num_mel_bins": 128,
+    "d_model": 1280,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "max_source_positions": 1500,
+    "n_window": _OFFLINE_N_WINDOW,
+    "output_dim": 3584,
+}
+_TEXT_DEFAULTS = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+}
+# The only variants that the model implements: (section, key, allowed values).
+_FIXED = (
+    ("audio_config", "activation_function", ("gelu",)),
+    ("audio_config", "scale_embedding", (False,)),
+    ("text_config", "hidden_act", ("silu",)),
+    ("text_config", "use_sliding_window", (False,)),
+)
+
+# transformers always builds a vision tower. This is the smallest one that it accepts: no layers,
+# and one attention head of four channels, the least that can be rotated along two axes.
+_NO_VISION = {
+    "model_type": "qwen2_5_omni_vision_encoder",
+    "depth": 0,
+    "fullatt_block_indexes": [],
+    "hidden_size": 4,
+    "num_heads": 1,
+    "intermediate_size": 1,
+    "in_channels": 1,
+    "patch_size": 1,
+    "temporal_patch_size": 1,
+    "spatial_merge_size": 1,
+    "out_hidden_size": 4,
+}
+_NO_VISION_SHAPES: dict[str, mapping.Shape] = {
+    "visual.patch_embed.proj.weight": (4, 1, 1, 1, 1),
+    "visual.merger.ln_q.weight": (4,),
+    "visual.merger.mlp.0.weight": (4, 4),
+    "visual.merger.mlp.0.bias": (4,),
+    "visual.merger.mlp.2.weight": (4, 4),
+    "visual.merger.mlp.2.bias": (4,),
+}
+
+
+def model_config(folder: Path) -> ModelConfig:
+    """The model of a folder: its ``ai_jax.json``, else what ``config.json`` says. Or UserError."""
+    if (folder / INFO).exists():
+        return read_info(folder / INFO)[0]
+    path = folder / CONFIG
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as e:
+        raise UserError(f"{folder} has no {CONFIG}; give a folder in Hugging Face format") from e
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path} is not readable JSON; download it again") from e
+    return from_hf_config(data, name=folder.resolve().name, where=path)
+
+
+def from_hf_config(data: Any, *, name: str, where: object) -> ModelConfig:
+    """Our config for a Hugging Face ``config.json``: same sizes, 400 ms chunks, paper format.
+
+    Raises UserError if it is not a Qwen2.5-Omni or asks for something that the model does not do.
+    """
+    thinker = data.get("thinker_config", data) if isinstance(data, dict) else {}
+    if thinker.get("model_type") != THINKER:
+        kind = data.get("model_type") if isinstance(data, dict) else None
+        raise UserError(f"{where}: model_type is {kind!r}; only Qwen2.5-Omni models can be read")
+    for section, key, allowed in _FIXED:
+        value = thinker.get(section, {}).get(key, allowed[0])
+        if value not in allowed:
+            raise UserError(
+                f"{where}: {section}.{key} is {value!r}; only {allowed[0]!r} can be run"
+            )
+    audio = {k: thinker.get("audio_config", {}).get(k, v) for k, v in _AUDIO_DEFAULTS.items()}
+    if audio["n_window"] == _OFFLINE_N_WINDOW:
+        audio["n_window"] = _STREAMING_N_WINDOW
+    text = _text_section(thinker, where)
+    return ModelConfig(
+        name=name,
+        audio=from_dict(AudioConfig, audio, where=str(where), key="audio_config"),
+        text=from_dict(TextConfig, text, where=str(where), key="text_config"),
+        mel=MelConfig(n_mels=audio["num_mel_bins"]),
+        stream=StreamConfig(
+            format=_stream_format(thinker, text["vocab_size"]),
+            max_len=min(4096, text["max_position_embeddings"]),
+        ),
+    )
+
+
+def _text_section(thinker: dict[str, Any], where: object) -> dict[str, Any]:
+    raw = thinker.get("text_config", {})
+    text = {k: raw.get(k, v) for k, v in _TEXT_DEFAULTS.items()}
+    if text["num_key_value_heads"] is None:
+        text["num_key_value_heads"] = text["num_attention_heads"]
+    head_dim = raw.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    # transformers 5 keeps theta with the rope parameters, transformers 4 beside them.
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ("default", "mrope"):
+        raise UserError(f"{where}: text_config asks for '{kind}' RoPE; only 'default' can be run")
+    return text | {
+        "head_dim": head_dim,
+        "rope_theta": rope.get("rope_theta", raw.get("rope_theta", 1e6)),
+        # The thinker's value counts; the text section's own default is the opposite.
+        "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
+    }
+
+
+def _stream_format(thinker: dict[str, Any], vocab: int) -> StreamFormat:
+    """The paper's format. A vocabulary too small for its ids has the controls in its last rows."""
+    if vocab > PAPER.response:
+        return PAPER
+    ids = thinker | thinker.get("text_config", {})
+
+    def known(key: str, fallback: int) -> int:
+        token = ids.get(key)
+        return token if isinstance(token, int) and token < vocab else fallback
+
+    return StreamFormat(
+        silent=vocab - 2,
+        response=vocab - 1,
+        eos=known("eos_token_id", vocab - 3),
+        audio=known("audio_token_index", vocab - 4),
+        pad=known("pad_token_id", vocab - 5),
+    )
+
+
+def to_hf_config(config: ModelConfig, dtype: np.dtype) -> dict[str, Any]:
+    """A ``config.json`` with which ``Qwen2_5OmniThinkerForConditionalGeneration`` loads a model."""
+    text, half = config.text, config.text.head_dim // 2
+    # All three axes hold the same position when there is no vision, so any split will do.
+    side = 3 * half // 8
+    tie = text.tie_word_embeddings
+    stream = config.stream.format
+    return {
+        "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
+        "model_type": THINKER,
+        "dtype": dtype.name,
+        "tie_word_embeddings": tie,
+        "audio_token_index": stream.audio,
+        "audio_config": {"model_type": "qwen2_5_omni_audio_encoder"}
+        | {k: getattr(config.audio, k) for k in _AUDIO_DEFAULTS},
+        "text_config": {"model_type": "qwen2_5_omni_text"}
+        | {k: getattr(text, k) for k in _TEXT_DEFAULTS}
+        | {
+            "head_dim": text.head_dim,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": text.rope_theta,
+                "mrope_section": [half - 2 * side, side, side],
+            },
+            "tie_word_embeddings": tie,
+            "pad_token_id": stream.pad,
+            "eos_token_id": stream.eos,
+        },
+        "vision_config": _NO_VISION,
+    }
+
+
+def side_files(folder: Path) -> list[Path]:
+    """What a folder holds beside weights: config, tokenizer, licence, card, templates ..."""
+    return sorted(
+        p
+        for p in folder.iterdir()
+        if p.is_file()
+        and p.suffix not in _WEIGHTS_OR_CODE
+        and not p.name.startswith(".")
+        and p.name != INFO
+    )
+
+
+def write_model_folder(
+    config: ModelConfig,
+    params: Mapping[str, Any],
+    out: str | Path,
+    tokenizer_path: str | Path | None,
+    card: str,
+    provenance: dict[str, Any],
+    dtype: Any = ml_dtypes.bfloat16,
+    overwrite: bool = False,
+) -> Summary:
+    """Export a model trained here as a folder that we and ``transformers`` load.
+
+    params: our name -> array (NumPy or jax, any float dtype), cast to ``dtype`` one by one.
+    card: text of README.md. Raises UserError if a tensor is missing, superfluous or misshapen, or
+    ``out`` exists and ``overwrite`` is off.
+    """
+    dtype = np.dtype(dtype)
+    specs = {name: shards.Spec(tuple(p.shape), dtype) for name, p in params.items()}
+
+    def read(names: list[str]) -> Iterable[tuple[str, np.ndarray]]:
+        return ((name, np.asarray(params[name]).astype(dtype)) for name in names)
+
+    return write_trained(
+        config,
+        specs,
+        read,
+        out,
+        tokenizer_path=tokenizer_path,
+        card=card,
+        provenance=provenance,
+        overwrite=overwrite,
+    )
+
+
+def write_trained(
+    config: ModelConfig,
+    params: Mapping[str, shards.Spec],
+    read: shards.Read,
+    out: str | Path,
+    *,
+    tokenizer_path: str | Path | None,
+    card: str,
+    provenance: dict[str, Any],
+    overwrite: bool,
+    source: Path | None = None,
+) -> Summary:
+    """``write_model_folder`` for tensors that ``read`` yields one after another, as in ``params``.
+
+    source: what is being converted, if that is on disk; it is never overwritten.
+    """
+    start = time.monotonic()
+    shapes = {name: spec.shape for name, spec in params.items()}
+    mapping.partition(config, shapes, where=source or "the model to write")
+    dtype = params["model.embed_tokens.weight"].dtype
+    vision = {name: shards.Spec(shape, dtype) for name, shape in _NO_VISION_SHAPES.items()}
+    specs = dict(params) | vision
+    size = sum(spec.nbytes for spec in specs.values())
+
+    def read_all(names: list[str]) -> Iterable[tuple[str, np.ndarray]]:
+        ours = iter(read([name for name in names if name in params]))
+        for name in names:
+            yield next(ours) if name in params else (name, np.zeros(vision[name].shape, dtype))
+            advance(specs[name].nbytes)
+
+    with (
+        whole_folder(out, overwrite=overwrite, source=source) as folder,
+        progress(f"Writing {Path(out).name}", size) as advance,
+    ):
+        folder.mkdir()
+        shards.write_folder(folder, specs, read_all)
+        write_json(folder / CONFIG, to_hf_config(config, dtype))
+        write_info(folder / INFO, config, provenance)
+        (folder / CARD).write_text(card, encoding="utf-8")
+        if tokenizer_path is not None:
+            _write_tokenizer(Path(tokenizer_path), folder, config)
+    return Summary(len(specs), size, time.monotonic() - start)
+
+
+def _write_tokenizer(source: Path, folder: Path, config: ModelConfig) -> None:
+    """Copy ``tokenizer.json`` with the ``tokenizer_config.json`` beside it, or make that."""
+    shutil.copyfile(source, folder / TOKENIZER)
+    beside = source.with_name(TOKENIZER_CONFIG)
+    if beside.exists():
+        shutil.copyfile(beside, folder / TOKENIZER_CONFIG)
+        return
+    tokenizer = Tokenizer.from_file(str(source))
+    ids = {"eos_token": config.stream.format.eos, "pad_token": config.stream.format.pad}
+    tokens = {role: tokenizer.id_to_token(token) for role, token in ids.items()}
+    write_json(
+        folder / TOKENIZER_CONFIG,
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.text.max_position_embeddings,
+            "clean_up_tokenization_spaces": False,
+        }
+        | {role: token for role, token in tokens.items() if token is not None},
+    )

@@ -1,0 +1,259 @@
+"""Safetensors shards: memory-mapped reading and streaming writing.
+
+The ``safetensors`` package copies each tensor and wants a whole file in memory to write it. A view
+of the mapped file and a write tensor by tensor keep memory bounded by the largest tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ai_jax.errors import UserError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SHARD_BYTES = 5_000_000_000
+
+# In the order of the safetensors library: a file holds its tensors by falling dtype, then by name.
+_DTYPES: dict[str, np.dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I16": np.dtype(np.int16),
+    "U16": np.dtype(np.uint16),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype(np.int32),
+    "U32": np.dtype(np.uint32),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "I64": np.dtype(np.int64),
+    "U64": np.dtype(np.uint64),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_ORDER = {dtype: i for i, dtype in enumerate(_CODES)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a tensor that is not in memory."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def open_folder(folder: Path) -> dict[str, np.ndarray]:
+    """Read-only, memory-mapped views of every tensor of a folder of safetensors files.
+
+    Reads the files that the index lists, or else every ``*.safetensors`` file. Raises UserError,
+    naming the tensor, if one is in two files, is not in the file that the index promises, or its
+    file is damaged.
+    """
+    index = read_index(folder)
+    if index:
+        # transformers prefers a single file to an index: a folder with both is ambiguous.
+        single = {SINGLE} if (folder / SINGLE).exists() else set()
+        files = sorted(set(index.values()) | single)
+    else:
+        files = sorted(p.name for p in folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} holds no *.safetensors file; give a folder with model weights")
+    tensors: dict[str, np.ndarray] = {}
+    source: dict[str, str] = {}
+    for file in files:
+        if not (folder / file).is_file():
+            name = next(name for name, f in (index or {}).items() if f == file)
+            raise UserError(
+                f"{folder}: the shard {file}, which holds the tensor '{name}', is missing. "
+                "Download it again"
+            )
+        for name, tensor in open_file(folder / file).items():
+            if name in tensors:
+                raise UserError(
+                    f"{folder}: the tensor '{name}' is in both {source[name]} and {file}. "
+                    "Delete the file that does not belong there"
+                )
+            tensors[name], source[name] = tensor, file
+    for name, file in (index or {}).items():
+        if source.get(name) != file:
+            raise UserError(
+                f"{folder}: {INDEX} promises the tensor '{name}' in {file}, where it is not. "
+                "Download both again"
+            )
+    return tensors
+
+
+def read_index(folder: Path) -> dict[str, str] | None:
+    """The index's map from tensor to file name, or None where there is no index."""
+    path = folder / INDEX
+    if not path.exists():
+        return None
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        # Only plain file names: an index must not reach outside its folder.
+        plain = all(Path(file).name == file for file in weight_map.values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        plain = False
+    if not plain:
+        raise UserError(f"{path} is not a safetensors index; download it again")
+    return weight_map
+
+
+def open_file(path: Path) -> dict[str, np.ndarray]:
+    """Read-only views of the tensors of one safetensors file. Raises UserError if damaged."""
+    header, data = _map(path)
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        except (KeyError, TypeError, ValueError) as e:
+            raise _damaged(path, f"the entry of the tensor '{name}' is unreadable") from e
+        if code not in _DTYPES:
+            raise UserError(
+                f"{path}: the tensor '{name}' has the dtype {code}, which is not supported; "
+                f"convert it to one of {', '.join(_DTYPES)}"
+            )
+        spec = Spec(shape, _DTYPES[code])
+        if not 0 <= begin <= end <= len(data) or end - begin != spec.nbytes:
+            raise _damaged(path, f"the tensor '{name}' does not fit its bytes {begin} to {end}")
+        tensors[name] = np.frombuffer(data[begin:end], spec.dtype).reshape(shape)
+    return tensors
+
+
+def _map(path: Path) -> tuple[dict[str, Any], memoryview]:
+    """Header and data bytes of a safetensors file."""
+    try:
+        with path.open("rb") as f:
+            mapped = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as e:
+        raise _damaged(path, getattr(e, "strerror", None) or "it is empty") from e
+    start = 8 + int.from_bytes(mapped[:8], "little")
+    if start > len(mapped):
+        raise _damaged(path, "its header is cut off")
+    try:
+        header = json.loads(bytes(mapped[8:start]), object_pairs_hook=_unique)
+    except _DuplicateKeyError as e:
+        raise UserError(
+            f"{path}: the tensor '{e}' is there twice; write the file again, once each"
+        ) from e
+    except ValueError as e:
+        raise _damaged(path, "its header is not JSON") from e
+    if not isinstance(header, dict):
+        raise _damaged(path, "its header is not a mapping")
+    return header, mapped[start:]
+
+
+class _DuplicateKeyError(Exception):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        keys = [k for k, _ in pairs]
+        raise _DuplicateKeyError(next(k for k in keys if keys.count(k) > 1))
+    return out
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} is not a whole safetensors file: {reason}. Download it again")
+
+
+Read = Callable[[list[str]], Iterable[tuple[str, np.ndarray]]]
+
+
+def write_folder(
+    folder: Path,
+    specs: Mapping[str, Spec],
+    read: Read,
+    *,
+    index: Mapping[str, str] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write ``model.safetensors``, or shards and their index where that exceeds ``shard_bytes``.
+
+    read: yields the named tensors in the order asked for; called once per file. index: a layout
+    (tensor -> file) to reproduce; ignored unless it is about exactly these tensors.
+    """
+    keep = index is not None and index.keys() == specs.keys()
+    layout = dict(index) if keep else _layout(specs, shard_bytes)
+    files: dict[str, list[str]] = {}
+    for name, file in layout.items():
+        files.setdefault(file, []).append(name)
+    for file, names in files.items():
+        write_file(folder / file, {name: specs[name] for name in names}, read)
+    if keep or len(files) > 1:
+        total = sum(spec.nbytes for spec in specs.values())
+        content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(layout.items()))}
+        (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_file(path: Path, specs: Mapping[str, Spec], read: Read) -> None:
+    """Write one safetensors file, byte for byte as the safetensors library would."""
+    names = sorted(specs, key=lambda name: (-_ORDER[specs[name].dtype], name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        spec = specs[name]
+        begin, end = end, end + spec.nbytes
+        code, shape = _CODES[spec.dtype], list(spec.shape)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as f:
+        f.write(len(text).to_bytes(8, "little"))
+        f.write(text)
+        for tensor in _in_order(names, specs, read(names)):
+            f.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+
+
+def _in_order(
+    names: list[str], specs: Mapping[str, Spec], tensors: Iterable[tuple[str, np.ndarray]]
+) -> Iterator[np.ndarray]:
+    for want, (name, tensor) in zip(names, tensors, strict=True):
+        spec = Spec(tensor.shape, tensor.dtype)
+        if (name, spec) != (want, specs[want]):
+            raise RuntimeError(f"asked for {want} {specs[want]}, got {name} {spec}")
+        yield tensor
+
+
+def _layout(specs: Mapping[str, Spec], shard_bytes: int) -> dict[str, str]:
+    """Fill shards in the order of names; a tensor larger than a shard has one of its own."""
+    groups = group_by_bytes(sorted(specs), specs, shard_bytes)
+    if len(groups) == 1:
+        return dict.fromkeys(groups[0], SINGLE)
+    return {
+        name: f"model-{i:05d}-of-{len(groups):05d}.safetensors"
+        for i, group in enumerate(groups, 1)
+        for name in group
+    }
+
+
+def group_by_bytes(names: Iterable[str], specs: Mapping[str, Spec], limit: int) -> list[list[str]]:
+    """Split ``names`` into consecutive groups of at most ``limit`` bytes (or one tensor) each."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name in names:
+        if groups[-1] and size + specs[name].nbytes > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += specs[name].nbytes
+    return groups

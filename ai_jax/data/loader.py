@@ -211,8 +211,4 @@ def _nano_planner(config: LoaderConfig, model: ModelConfig) -> Planner:
 
     material = sources.Material(config.material)
     seconds = config.chunks * model.chunk_seconds
-    return functools.partial(_plan, nano.plan, material, config.split, seconds)
-
-
-def _plan(plan: Callable, material: Any, split: str, seconds: float, rng: Any) -> Plan:
-    return Plan(*plan(material, split, rng, seconds))
+    return functools.partial(nano.plan, material, config.split, seconds=seconds)

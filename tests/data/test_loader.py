@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from ai_jax.audio.mel import log_mel
 from ai_jax.config import ModelConfig, from_dict, preset, to_dict
+from ai_jax.data import nano
 from ai_jax.data.annotate import MASK, timeline_of
 from ai_jax.data.compose import ComposeConfig, Event, Plan, compose
 from ai_jax.data.loader import Examples, LoaderConfig, event_target, make_loader
@@ -186,6 +187,14 @@ def test_settings_that_do_not_fit():
         load(dataclasses.replace(CONFIG, compose=ComposeConfig(chunk=0.2)))
     with pytest.raises(UserError, match="material"):
         make_loader(CONFIG, model=MODEL, tokenizer=TOKENIZER, labels=LABELS)
+
+
+def test_the_nano_model_s_streams_are_the_default(tmp_path):
+    (tmp_path / "manifest.jsonl").touch()  # no recordings: everything is synthesised
+    config = dataclasses.replace(CONFIG, material=str(tmp_path), max_tokens=512)
+    (batch,) = take(1, make_loader(config, model=MODEL, tokenizer=TOKENIZER))
+    assert batch["event_target"].shape == (2, 4, len(nano.LABELS))
+    assert batch["mel"].std() > 0
 
 
 def test_config_is_a_yaml_mapping():

@@ -133,8 +133,8 @@ def _open(path: Path) -> soundfile.SoundFile:
 def write(path: str | Path, audio: np.ndarray, rate: int = SAMPLE_RATE) -> None:
     """Write float ``[samples]`` in [-1, 1] (louder samples are clipped) as ``path``.
 
-    The suffix names the format (.wav and .flac are 16 bit, .ogg, .mp3). The file appears whole or
-    not at all: it is written under a temporary name beside ``path`` and renamed.
+    The suffix names the format: .wav, .flac, .ogg or .mp3; samples are rounded to 16 bits. The file
+    appears whole or not at all: it is written under a temporary name beside ``path`` and renamed.
 
     Raises:
       UserError: an unknown suffix, no or non-finite samples, or a folder that cannot be written.
@@ -155,7 +155,8 @@ def write(path: str | Path, audio: np.ndarray, rate: int = SAMPLE_RATE) -> None:
         ):
             # In blocks, because libsndfile overflows its stack on a long recording as OGG.
             for start in range(0, audio.size, _BLOCK):
-                file.write(audio[start : start + _BLOCK].astype(np.float32))
+                samples = np.rint(32768.0 * audio[start : start + _BLOCK].astype(np.float64))
+                file.write(np.clip(samples, -32768, 32767).astype(np.int16))
         os.replace(temporary, path)
     except (OSError, soundfile.LibsndfileError) as e:
         raise UserError(f"cannot write {path}: {_reason(e)}") from e

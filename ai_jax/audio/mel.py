@@ -93,6 +93,8 @@ def log_mel(audio: np.ndarray, config: MelConfig) -> np.ndarray:
     Returns:
       float32 ``[frames, n_mels]``. "stream": ``ceil(samples / hop_length)`` frames, bit for bit
       what :class:`StreamingLogMel` gives; "clip": ``samples // hop_length`` (at least one).
+      "clip" equals Whisper's extractor in float64 to 1e-6; the extractor's own float32 torch path
+      strays up to 6e-5 from that near the clamp.
 
     Raises:
       UserError: not one channel of floating-point samples, or a sample that is NaN or infinite.
@@ -160,7 +162,7 @@ class StreamingLogMel:
         """
         config = self.config
         rest = -(-self._samples // config.hop_length) - self._frames
-        # Zeros for two chunks complete the rest: it is at most a chunk and the look-ahead.
+        # More than enough zeros to complete the chunk of the last frame.
         x_fm = self._append(np.zeros(_span(2, config), np.float32), last=rest)
         self._reset()
         return x_fm

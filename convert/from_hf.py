@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from ai_jax.convert import hf, mapping, orbax, shards
 from ai_jax.convert.files import INFO, Summary, progress, whole_folder, write_info
-
 from ai_jax.errors import UserError
 
 

@@ -15,6 +15,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from tokenizers import Tokenizer
+
+from ai_jax.audio.mel import MelConfig
+from ai_jax.config import AudioConfig, ModelConfig, StreamConfig, TextConfig, from_dict
 from ai_jax.convert import mapping, shards
 from ai_jax.convert.files import (
     INFO,
@@ -25,10 +29,6 @@ from ai_jax.convert.files import (
     write_info,
     write_json,
 )
-from tokenizers import Tokenizer
-
-from ai_jax.audio.mel import MelConfig
-from ai_jax.config import AudioConfig, ModelConfig, StreamConfig, TextConfig, from_dict
 from ai_jax.errors import UserError
 from ai_jax.tokens import PAPER, StreamFormat
 
@@ -128,15 +128,16 @@ def from_hf_config(data: Any, *, name: str, where: object) -> ModelConfig:
     audio = {k: thinker.get("audio_config", {}).get(k, v) for k, v in _AUDIO_DEFAULTS.items()}
     if audio["n_window"] == _OFFLINE_N_WINDOW:
         audio["n_window"] = _STREAMING_N_WINDOW
-    text = _text_section(thinker, where)
+    audio = from_dict(AudioConfig, audio, where=str(where), key="audio_config")
+    text = from_dict(TextConfig, _text_section(thinker, where), where=str(where), key="text_config")
     return ModelConfig(
         name=name,
-        audio=from_dict(AudioConfig, audio, where=str(where), key="audio_config"),
-        text=from_dict(TextConfig, text, where=str(where), key="text_config"),
-        mel=MelConfig(n_mels=audio["num_mel_bins"]),
+        audio=audio,
+        text=text,
+        mel=MelConfig(n_mels=audio.num_mel_bins, chunk_frames=audio.chunk_frames),
         stream=StreamConfig(
-            format=_stream_format(thinker, text["vocab_size"]),
-            max_len=min(4096, text["max_position_embeddings"]),
+            format=_stream_format(thinker, text.vocab_size),
+            max_len=min(4096, text.max_position_embeddings),
         ),
     )
 
@@ -151,7 +152,7 @@ def _text_section(thinker: dict[str, Any], where: object) -> dict[str, Any]:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ("default", "mrope"):
-        raise UserError(f"{where}: text_config asks for '{kind}' RoPE; only 'default' can be run")
+        raise UserError(f"{where}: text_config.rope_type is '{kind}'; only 'default' can be run")
     return text | {
         "head_dim": head_dim,
         "rope_theta": rope.get("rope_theta", raw.get("rope_theta", 1e6)),

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ai_jax.config import ModelConfig
 from ai_jax.convert import hf, mapping, orbax, shards
 from ai_jax.convert.files import INFO, read_info
 from ai_jax.convert.from_hf import match
-
-from ai_jax.config import ModelConfig
 from ai_jax.errors import UserError
 from ai_jax.tokens import TextTokenizer
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from ai_jax.convert import shards
 from ai_jax.convert.files import INFO
-
 from ai_jax.errors import UserError
 
 SIDE = "hf"

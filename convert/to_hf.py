@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from ai_jax.convert import hf, mapping, orbax, shards
-from ai_jax.convert.files import INFO, Summary, progress, read_info, whole_folder
 
 from ai_jax.config import ModelConfig
+from ai_jax.convert import hf, mapping, orbax, shards
+from ai_jax.convert.files import INFO, Summary, progress, read_info, whole_folder
 from ai_jax.errors import UserError
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from ai_jax.convert import hf, mapping
 from safetensors.numpy import save_file
+
+from ai_jax.convert import hf, mapping
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 VISION = {"visual.patch_embed.proj.weight": (4, 3, 2, 2, 2)}

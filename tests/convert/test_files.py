@@ -1,6 +1,6 @@
 import pytest
-from ai_jax.convert.files import read_info, whole_folder, write_info
 
+from ai_jax.convert.files import read_info, whole_folder, write_info
 from ai_jax.errors import UserError
 
 

@@ -2,11 +2,11 @@ import dataclasses
 import math
 
 import pytest
-from ai_jax.convert import mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ai_jax.config import ModelConfig, preset
+from ai_jax.convert import mapping
 from ai_jax.errors import UserError
 
 

@@ -9,11 +9,11 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+
+from ai_jax.config import to_dict
 from ai_jax.convert import orbax, shards
 from ai_jax.convert.from_hf import from_hf
 from ai_jax.convert.to_hf import to_hf
-
-from ai_jax.config import to_dict
 from ai_jax.errors import UserError
 
 

@@ -3,10 +3,10 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from ai_jax.convert import shards
-from ai_jax.convert.shards import Spec
 from safetensors.numpy import save_file
 
+from ai_jax.convert import shards
+from ai_jax.convert.shards import Spec
 from ai_jax.errors import UserError
 
 RNG = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -44,12 +45,15 @@ def listen(
 
     if threshold is not None and not 0 < threshold < 1:
         raise UserError(f"--threshold must lie between 0 and 1 (got {threshold})")
-    blocks = io.stream(audio)
+    blocks = io.stream(audio, block_seconds=0.1 if realtime else 2.0)
     first = next(blocks)  # bad input is reported before the model is loaded
     engine = _engine(model)
-    results = run(engine, show.pace(show.chain(first, blocks), realtime), threshold=threshold)
+    blocks = itertools.chain([first], blocks)
+    if realtime:
+        blocks = show.pace(blocks)
+    results = run(engine, blocks, threshold=threshold)
     kept = []
-    timeline = show.Timeline(engine.config.chunk_seconds, total_s=io.duration(audio))
+    timeline = show.Timeline(engine.config.chunk_seconds)
     for result in results:
         if plot is not None:
             kept.append(result)
@@ -75,9 +79,9 @@ def demo(out: Path = Path("out/demo"), seed: int = 0) -> None:
         out: Folder for demo.flac, demo.json and demo.png.
         seed: Another seed composes another recording.
     """
-    from ai_jax.stream import demo as demonstration
+    from ai_jax.demo import run
 
-    demonstration.run(_engine(None), out, seed)
+    run(_engine(None), out, seed)
 
 
 @app.command(name="train")

@@ -99,6 +99,10 @@ class TextTokenizer:
         self._tokenizer.encode_special_tokens = True
         self._bytes = {c: b for b, c in _byte_alphabet().items()}
 
+    def __reduce__(self):
+        # A pickled Tokenizer forgets encode_special_tokens: the constructor sets it again.
+        return TextTokenizer, (self._tokenizer,)
+
     @classmethod
     def from_file(cls, path: str | Path) -> TextTokenizer:
         """Load ``tokenizer.json`` (byte-level BPE). Raises UserError if it cannot be read."""

@@ -1,10 +1,18 @@
 """What several tests share: the tiny model and a byte-level tokenizer for it."""
 
+import jax
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from ai_jax.config import ModelConfig, preset
 from ai_jax.tokens import TextTokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_programs(tmp_path_factory):
+    """Programs that several tests compile are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """Stream formats and incremental detokenisation."""
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +59,11 @@ def test_text_cannot_forge_a_control_token(byte_tokenizer):
     assert all(byte_tokenizer.token_bytes(i) for i in ids)
     assert byte_tokenizer.token_bytes(256) == b""  # the special token itself is no text
     assert byte_tokenizer.token_bytes(10_000) == b""
+
+
+def test_a_pickled_tokenizer_still_reads_control_strings_as_text(byte_tokenizer):
+    copy = pickle.loads(pickle.dumps(byte_tokenizer))
+    assert copy.encode("<silent>") == byte_tokenizer.encode("<silent>") != [256]
 
 
 def test_missing_tokenizer(tmp_path):

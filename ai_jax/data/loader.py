@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -139,12 +139,6 @@ class Examples:
         self.tokenizer = tokenizer
         self.planner = planner
         self.labels = labels
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        # A pickled Tokenizer forgets encode_special_tokens, and text in a worker could then spell
-        # control tokens; the constructor sets it again.
-        self.tokenizer = TextTokenizer(self.tokenizer._tokenizer)
 
     def __call__(self, index: int) -> dict[str, np.ndarray]:
         rng = np.random.Generator(np.random.Philox(key=[self.config.seed, index]))

@@ -17,7 +17,8 @@ class ChunkResult:
     """What the model made of one chunk.
 
     chunk: index from 0. t: seconds from the start of the stream to the end of the chunk, when it
-    was decided. text: the reply, empty where the decision is ``silent``. tokens: all that was emitted.
+    was decided. text: the reply, empty where the decision is ``silent``. tokens: all that was
+    emitted.
     peak: largest absolute sample of the chunk.
     """
 

@@ -29,32 +29,20 @@ def record(result: ChunkResult) -> dict[str, object]:
     return fields if result.emotion is None else fields | {"emotion": result.emotion}
 
 
-def chain(first: np.ndarray, rest: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    yield first
-    yield from rest
-
-
-def pace(
-    blocks: Iterable[np.ndarray], realtime: bool, *, rate: int = 16000, piece_s: float = 0.1
-) -> Iterator[np.ndarray]:
-    """Pass blocks on, with ``realtime`` cut to 100 ms and no sooner than they would be heard."""
+def pace(blocks: Iterable[np.ndarray], *, rate: int = 16000) -> Iterator[np.ndarray]:
+    """Pass each block on when its last sample would have been heard, and no sooner."""
     start, heard = time.monotonic(), 0
     for block in blocks:
-        if not realtime:
-            yield block
-            continue
-        for i in range(0, len(block), int(rate * piece_s)):
-            piece = block[i : i + int(rate * piece_s)]
-            heard += len(piece)
-            time.sleep(max(0.0, start + heard / rate - time.monotonic()))
-            yield piece
+        heard += len(block)
+        time.sleep(max(0.0, start + heard / rate - time.monotonic()))
+        yield block
 
 
 class Timeline:
     """Prints a stream as it goes by: a mark per silent chunk, a line per reply."""
 
     def __init__(
-        self, chunk_seconds: float, *, total_s: float | None, console: Console | None = None
+        self, chunk_seconds: float, *, total_s: float | None = None, console: Console | None = None
     ):
         self._console = console or Console(highlight=False)
         self._chunk_seconds = chunk_seconds
@@ -135,8 +123,12 @@ def draw(
     title: str,
     waveform: np.ndarray | None = None,
     rate: int = 16000,
+    spans: Sequence[tuple[float, float, str]] = (),
 ) -> None:
-    """PNG: the waveform (its peak per chunk if not given), P(response), replies as labels."""
+    """PNG: the waveform (its peak per chunk if not given), P(response), replies as labels.
+
+    spans: (start, end, name) of what is known to sound, in seconds, shaded under the waveform.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -155,6 +147,9 @@ def draw(
     else:
         top.plot(np.arange(len(waveform)) / rate, waveform, lw=0.3, color="#4c72b0")
     loudest = max(max(r.peak for r in results), 1e-3)
+    for start, stop, name in spans:
+        top.axvspan(start, stop, alpha=0.12, color="#8172b3", lw=0)
+        top.text(start, -1.05 * loudest, name.replace("_", " "), fontsize=7, color="#5a4a8a")
     top.set(ylim=(-1.1 * loudest, 2.9 * loudest), ylabel="amplitude", title=title, xlim=(0, end))
     top.set_yticks([-loudest, 0, loudest], [f"{-loudest:.2f}", "0", f"{loudest:.2f}"])
     bottom.step(t, p, where="pre", color="#444444", lw=1)
@@ -167,7 +162,8 @@ def draw(
         for axis in (top, bottom):
             axis.axvline(r.t, color="#55a868", lw=1)
         room = 0.45 * end < r.t
-        words = r.text if len(r.text) <= 60 else r.text[:57] + "..."
+        words = "".join(c if c.isprintable() else " " for c in r.text)
+        words = words if len(words) <= 60 else words[:57] + "..."
         height = (2.65 - 0.28 * (i % 6)) * loudest
         top.text(
             r.t, height, f" {words} ", fontsize=8, ha="right" if room else "left", va="center",

@@ -1,0 +1,54 @@
+"""The trained model as a Hugging Face folder, and the record of where its weights come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ai_jax.convert.hf import write_model_folder
+from ai_jax.model import omni
+from ai_jax.train.init import Start
+from ai_jax.train.progress import describe
+from ai_jax.train.stages import AUX, TrainConfig
+from ai_jax.train.step import Params
+
+
+def provenance(config: TrainConfig, start: Start) -> dict[str, Any]:
+    """Where the weights of a run come from; goes into ``ai_jax.json``."""
+    return {
+        "trained_by": "ai-jax train",
+        "model": config.model,
+        "init": config.init,
+        "tensors_from_init": len(start.loaded),
+        "stages": {stage.name: stage.steps for stage in config.stages},
+        "streams": config.steps * config.data.batch_size,
+        "seed": config.seed,
+    }
+
+
+def export(
+    config: TrainConfig, start: Start, params: Params, scores: Mapping[str, float], out: Path
+) -> None:
+    """Write the model (stacked ``params`` less ``aux.``) as bfloat16 safetensors, with its card."""
+    facts = provenance(config, start)
+    weights = {k: v for k, v in params.items() if not k.startswith(AUX)}
+    write_model_folder(
+        start.model,
+        omni.unstack_layers(weights),
+        out,
+        start.tokenizer_path,
+        _card(start, facts, scores),
+        facts,
+        overwrite=True,
+    )
+
+
+def _card(start: Start, facts: Mapping[str, Any], scores: Mapping[str, float]) -> str:
+    origin = f"started from {facts['init']}" if facts["init"] else "trained from scratch"
+    stages = ", ".join(f"{name} ({steps} steps)" for name, steps in facts["stages"].items())
+    text = (
+        f"# {start.model.name}\n\nAn Audio Interaction Model, {origin} by `ai-jax train` on "
+        f"{facts['streams']} composed streams. Stages: {stages}.\n"
+    )
+    return text + (f"\nAt the end of training: {describe(scores)}.\n" if scores else "")

@@ -87,7 +87,8 @@ def read(
         tree = {name: wanted.get(name, ocp.PLACEHOLDER) for name in of}
         loaded = ocp.load_checkpointables(checkpoint.path.resolve(), {part: tree})[part]
         for name in group:
-            yield name, loaded[name]
+            # Let go of each as it is handed on: two large tensors need not be in memory together.
+            yield name, loaded.pop(name)
 
 
 def write(path: Path, parts: dict[str, dict[str, np.ndarray]], metadata: dict[str, Any]) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ai_jax.data.sounds.dsp import RATE, filtered, log_uniform, place
+from ai_jax.data.sounds.dsp import RATE, fast_length, filtered, log_uniform, place
 
 _FRAME = RATE // 50  # 20 ms
 
 
 def change_speed(audio: NDArray[np.floating], speed: float) -> NDArray[np.float32]:
-    """Play ``audio`` ``speed`` times as fast (pitch moves along): exact resampling by FFT."""
-    n = len(audio)
-    m = max(2, round(n / speed))
-    spectrum = np.fft.rfft(audio)
-    bins = m // 2 + 1
-    spectrum = np.pad(spectrum[:bins], (0, max(0, bins - len(spectrum))))
-    return (np.fft.irfft(spectrum, m) * (m / n)).astype(np.float32)
+    """Play ``audio`` about ``speed`` times as fast; the pitch moves along.
+
+    Resampling by FFT, exact for a ratio of two fast FFT lengths near ``speed``.
+    """
+    n = fast_length(len(audio) + 256)
+    m = fast_length(n / speed)
+    spectrum = np.fft.rfft(np.asarray(audio, np.float32), n)[: m // 2 + 1]
+    spectrum = np.pad(spectrum, (0, m // 2 + 1 - len(spectrum)))
+    out = np.fft.irfft(spectrum, m) * np.float32(m / n)
+    return out[: round(len(audio) * m / n)]
 
 
 def tilt(audio: NDArray[np.floating], db_per_octave: float) -> NDArray[np.floating]:

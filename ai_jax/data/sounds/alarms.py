@@ -82,7 +82,7 @@ def siren(rng: Rng) -> Audio:
     kind = choose(rng, "wail", "wail", "yelp", "yelp", "mixed", "hilo", "hilo", "raid", "beeps")
     if kind in ("wail", "yelp", "mixed"):
         low, ratio = log_uniform(rng, 450, 900), rng.uniform(1.5, 2.9)
-        rate = rng.uniform(0.15, 0.6) if kind == "wail" else rng.uniform(2.0, 5.5)
+        rate = rng.uniform(0.15, 0.6) if kind == "wail" else rng.uniform(1.8, 4.5)
         if kind == "mixed":
             rate = np.where(t < rng.uniform(0.3, 0.7) * t[-1], rng.uniform(0.2, 0.5), rate)
         turn = (np.cumsum(np.broadcast_to(rate, n)) / RATE + rng.random()) % 1.0
@@ -94,7 +94,7 @@ def siren(rng: Rng) -> Audio:
         low = log_uniform(rng, 370, 900)
         high = low * choose(rng, 1.19, 1.26, 1.335, 1.335, 1.5)
         period = rng.uniform(0.7, 1.6)
-        square = np.tanh(12 * np.sin(2 * np.pi * (t / period + rng.random())))
+        square = np.tanh(rng.uniform(2, 12) * np.sin(2 * np.pi * (t / period + rng.random())))
         f0 = low + (high - low) * (0.5 + 0.5 * square)
     elif kind == "raid":
         top = log_uniform(rng, 330, 900)
@@ -131,9 +131,9 @@ def siren(rng: Rng) -> Audio:
 
 def car_horn(rng: Rng) -> Audio:
     """Two-tone electric horns, truck air horns, old bulb horns: single, double, long, passing."""
-    kind = choose(rng, "car", "car", "car", "car", "truck", "single", "bulb")
+    kind = choose(rng, *["car"] * 6, "truck", "truck", "single", "bulb")
     if kind == "truck":
-        low = log_uniform(rng, 140, 290)
+        low = log_uniform(rng, 190, 380)
         tones = [low * r for r in choose(rng, (1, 1.26), (1, 1.2, 1.5), (1, 1.26, 1.5), (1, 1.33))]
     elif kind == "single":
         tones = [log_uniform(rng, 300, 560)]
@@ -154,14 +154,14 @@ def car_horn(rng: Rng) -> Audio:
     detune = 1 + rng.normal(0, 0.004, len(tones))
     gains = rng.uniform(0.5, 1, len(tones))
     bright = shelf(
-        (log_uniform(rng, 1800, 3600), rng.uniform(600, 2500), rng.uniform(0.8, 4)),
+        (log_uniform(rng, 1300, 3200), rng.uniform(600, 2500), rng.uniform(0.3, 3)),
         (log_uniform(rng, 500, 1100), rng.uniform(300, 900), rng.uniform(0.3, 1.5)),
         floor=rng.uniform(0.1, 0.5),
     )
     at = 0.02
     for length, gap in zip(lengths, gaps, strict=True):
         m = samples(length)
-        onset = 1 - rng.uniform(0.0, 0.06) * np.exp(-time(m) / rng.uniform(0.01, 0.05))
+        onset = 1 - rng.uniform(0.0, 0.04) * np.exp(-time(m) / rng.uniform(0.01, 0.05))
         if kind == "bulb":
             onset = onset * line(m, (0, 0.8), (0.3, 1.0), (1, rng.uniform(0.6, 0.9)))
         wobble = 1 + wander(rng, m, 15, 0.0015)
@@ -171,7 +171,7 @@ def car_horn(rng: Rng) -> Audio:
         blast = blast + rng.uniform(0, 0.05) * noise(rng, m)
         add(out, blast * hull(m, rng.uniform(0.004, 0.04), rng.uniform(0.01, 0.08)), at)
         at += length + gap
-    out = filtered(out, bright, low_pass(log_uniform(rng, 1500, 6000)), high_pass(200))
+    out = filtered(out, bright, low_pass(log_uniform(rng, 800, 4500)), high_pass(200))
     if rng.random() < 0.3:  # passing by: falling pitch is a change of speed of playback
         n = len(out)
         speed = 1 + rng.uniform(0.02, 0.07) * np.tanh(line(n, (0, 3), (1, -3)))
@@ -181,7 +181,7 @@ def car_horn(rng: Rng) -> Audio:
 
 def doorbell(rng: Rng) -> Audio:
     """Ding-dong chimes, electronic melodies, electric bells and buzzers."""
-    kind = choose(rng, "chime", "chime", "chime", "chime", "melody", "bell", "buzzer")
+    kind = choose(rng, *["chime"] * 7, "melody", "bell", "buzzer")
     if kind in ("bell", "buzzer"):
         n = samples(rng.uniform(0.4, 1.8))
         if kind == "buzzer":

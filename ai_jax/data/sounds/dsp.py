@@ -6,6 +6,7 @@ analogue frequency response, which is causal, cheap and needs no recursion over 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,6 +16,21 @@ RATE = 16_000
 Audio = NDArray[np.floating]
 Rng = np.random.Generator
 Response = Callable[[Audio], NDArray[np.complexfloating]]
+
+
+# Lengths whose only prime factors are 2, 3 and 5, for which the FFT is fast.
+_FAST = sorted(
+    2**a * 3**b * 5**c
+    for a in range(21)
+    for b in range(13)
+    for c in range(9)
+    if 2**a * 3**b * 5**c <= 2**20
+)
+
+
+def fast_length(n: float) -> int:
+    """The smallest fast FFT length that is at least ``n`` (up to 2**20 samples, 65 s)."""
+    return _FAST[bisect.bisect_left(_FAST, n)]
 
 
 def samples(seconds: float) -> int:
@@ -88,7 +104,7 @@ def pulses(f0_n: Audio) -> Audio:
 
 def noise(rng: Rng, n: int, slope: float = 0.0) -> Audio:
     """Gaussian noise whose spectrum falls ``slope`` dB an octave (3 pink, 6 brown), unit RMS."""
-    x = rng.standard_normal(n)
+    x = rng.standard_normal(n, np.float32)
     if slope:
         x = filtered(x, lambda f: (np.maximum(f, 30.0) / 1000.0) ** (-slope / 6.02))
     return x / (x.std() + 1e-9)
@@ -114,11 +130,11 @@ def modes(
 
 def filtered(x: Audio, *responses: Response) -> Audio:
     """``x`` through the product of ``responses`` (functions of frequency in Hz)."""
-    size = 1 << int(np.ceil(np.log2(len(x) + 2048)))
-    f = np.fft.rfftfreq(size, 1 / RATE)
-    spectrum = np.fft.rfft(x, size)
+    size = fast_length(len(x) + 1600)
+    f = np.fft.rfftfreq(size, 1 / RATE).astype(np.float32)
+    spectrum = np.fft.rfft(np.asarray(x, np.float32), size)
     for response in responses:
-        spectrum = spectrum * response(f)
+        spectrum *= response(f)
     return np.fft.irfft(spectrum, size)[: len(x)]
 
 
@@ -140,7 +156,7 @@ def shelf(*resonances: tuple[float, float, float], floor: float = 0.0) -> Respon
     return lambda f: floor + sum(g * peak(c, b)(f) for c, b, g in resonances)
 
 
-def formants(x: Audio, centres: Audio, bandwidths: Sequence[float], floor: float = 0.02) -> Audio:
+def formants(x: Audio, centres: Audio, bandwidths: Sequence[float], floor: float = 0.005) -> Audio:
     """Vocal tract whose resonances move: ``centres`` [len(x), k] in Hz, each with a bandwidth."""
     size, hop = 512, 128
     padded = np.pad(x, (size, size))
@@ -151,7 +167,7 @@ def formants(x: Audio, centres: Audio, bandwidths: Sequence[float], floor: float
     f = np.fft.rfftfreq(size, 1 / RATE)
     gain = np.full((len(starts), len(f)), floor)
     for k, bandwidth in enumerate(bandwidths):
-        gain += 0.75**k / (1 + ((f - centres[at, k, None]) / (0.5 * bandwidth)) ** 2)
+        gain += 0.5**k / (1 + ((f - centres[at, k, None]) / (0.5 * bandwidth)) ** 2)
     shaped = np.fft.irfft(np.fft.rfft(frames, axis=1) * gain, size, axis=1) * window
     out = np.zeros(len(padded))
     for start, frame in zip(starts, shaped, strict=True):
@@ -177,8 +193,10 @@ def unit(x: Audio) -> Audio:
 
 
 def convolved(x: Audio, impulse: Audio) -> Audio:
-    size = 1 << int(np.ceil(np.log2(len(x) + len(impulse))))
-    y = np.fft.irfft(np.fft.rfft(x, size) * np.fft.rfft(impulse, size), size)
+    size = fast_length(len(x) + len(impulse))
+    spectrum = np.fft.rfft(np.asarray(x, np.float32), size)
+    spectrum *= np.fft.rfft(np.asarray(impulse, np.float32), size)
+    y = np.fft.irfft(spectrum, size)
     return y[: len(x) + len(impulse) - 1]
 
 
@@ -197,10 +215,15 @@ def room(rng: Rng, x: Audio, t60: float, wet: float) -> Audio:
 
 def place(rng: Rng, x: Audio, outdoors: float = 0.3) -> Audio:
     """Put a dry sound somewhere: distance, walls, room and microphone, drawn at random."""
+    colour: list[Response] = []
     if rng.random() < 0.5:  # far away or behind a door: the treble goes
-        x = filtered(x, low_pass(log_uniform(rng, 1500, 7000), int(rng.integers(1, 3))))
+        colour.append(low_pass(log_uniform(rng, 1500, 7000), int(rng.integers(1, 3))))
+    if rng.random() < 0.3:  # an old recording or a cheap line
+        colour.append(low_pass(rng.uniform(3200, 6000), 6))
     if rng.random() < 0.4:  # a microphone with little bass
-        x = filtered(x, high_pass(log_uniform(rng, 40, 300)))
+        colour.append(high_pass(log_uniform(rng, 40, 300)))
+    if colour:
+        x = filtered(x, *colour)
     if rng.random() < 0.7:
         if rng.random() < outdoors:
             x = room(rng, x, rng.uniform(0.6, 2.0), rng.uniform(0.05, 0.5))

@@ -38,7 +38,7 @@ def glass_break(rng: Rng) -> Audio:
     """The blow, then a shower of shards that ring high and fall one after the other."""
     out = np.zeros(samples(rng.uniform(0.7, 2.2)))
     n = len(out)
-    low, high = log_uniform(rng, 1400, 3000), rng.uniform(5500, 7600)
+    low, high = log_uniform(rng, 1200, 2600), rng.uniform(5500, 7600)
     at = rng.uniform(0.005, 0.1)
     m = min(n, samples(0.5))
     blow = noise(rng, m, rng.uniform(-2, 2)) * decay(m, log_uniform(rng, 0.06, 0.35), 0.001)
@@ -52,7 +52,7 @@ def glass_break(rng: Rng) -> Audio:
         m, pane, log_uniform(rng, 0.1, 0.6) * rng.uniform(0.4, 1.4, 30), rng.uniform(0, 1, 30), rng
     )
     add(out, unit(ring), at, rng.uniform(0.3, 1.0))
-    spread = log_uniform(rng, 0.12, 0.6)
+    spread = log_uniform(rng, 0.08, 0.4)
     shards = int(rng.integers(25, 90))
     for start in at + rng.exponential(spread, shards):
         k = int(rng.integers(2, 6))
@@ -65,7 +65,7 @@ def glass_break(rng: Rng) -> Audio:
             rng.uniform(0.2, 1, k),
             rng,
         )
-        shard[:64] += noise(rng, 64) * decay(64, 0.003) * rng.uniform(0, 1.5)
+        shard[:64] += noise(rng, 64) * decay(64, 0.003) * rng.uniform(0.3, 2)
         add(out, shard, start, log_uniform(rng, 0.03, 0.5) * np.exp(-(start - at) / (2.5 * spread)))
     return out * hull(n, 0.0, 0.15)
 
@@ -92,13 +92,13 @@ def dishes(rng: Rng) -> Audio:
 def knock(rng: Rng) -> Audio:
     """Two to six blows of knuckles on a wooden or metal door."""
     count = int(rng.choice([2, 3, 3, 3, 4, 4, 5, 6]))
-    interval = log_uniform(rng, 0.13, 0.42)
+    interval = log_uniform(rng, 0.16, 0.5)
     count *= 1 + (rng.random() < 0.25)
     base = log_uniform(rng, 90, 280)
     k = 12
     f = base * (1 + np.cumsum(rng.uniform(0.2, 1.1, k)))
     f = np.append(f, base)
-    t60 = rng.uniform(0.05, 0.16) * (f / base) ** -rng.uniform(0.2, 0.6)
+    t60 = rng.uniform(0.025, 0.09) * (f / base) ** -rng.uniform(0.2, 0.6)
     gains = rng.uniform(0.3, 1, k + 1) * (f / base) ** -rng.uniform(0.3, 1.0)
     contact = rng.uniform(800, 3500)
     out = np.zeros(samples(count * interval * 1.15 + 0.5))
@@ -124,15 +124,15 @@ def explosion(rng: Rng) -> Audio:
         return _gunfire(rng)
     n = samples(rng.uniform(1.2, 4.0))
     t60 = rng.uniform(0.8, 3.0)
-    blast = noise(rng, n, rng.uniform(0, 3)) * decay(n, log_uniform(rng, 0.1, 0.5), 0.002)
-    roar = noise(rng, n, rng.uniform(3, 6)) * decay(n, t60, 0.01)
+    blast = noise(rng, n, rng.uniform(1.5, 5)) * decay(n, log_uniform(rng, 0.1, 0.5), 0.002)
+    roar = noise(rng, n, rng.uniform(4, 6)) * decay(n, t60, 0.01)
     roar *= np.exp(wander(rng, n, 12, rng.uniform(0.1, 0.6)))
     boom = modes(
         n, rng.uniform(35, 130, 5), t60 * rng.uniform(0.3, 0.9, 5), rng.uniform(0.3, 1, 5), rng
     )
     out = unit(blast) * rng.uniform(0.5, 1.2) + unit(roar) * rng.uniform(0.6, 1.2)
     out += unit(boom) * rng.uniform(0.1, 0.8)
-    out = filtered(out, low_pass(log_uniform(rng, 900, 6000)))
+    out = filtered(out, low_pass(log_uniform(rng, 600, 4000)))
     for start in rng.exponential(0.6, int(rng.integers(0, 25))):  # debris
         m = samples(0.08)
         body = (log_uniform(rng, 500, 4000), 1000.0, 1.0)
@@ -146,13 +146,13 @@ def _gunfire(rng: Rng) -> Audio:
     n = samples(shots * interval + rng.uniform(0.4, 1.0))
     out = np.zeros(n)
     m = samples(0.9)
-    crack_t60, tail_t60 = log_uniform(rng, 0.03, 0.12), rng.uniform(0.25, 0.9)
-    tail_slope, tail = rng.uniform(2, 5), rng.uniform(0.15, 0.6)
+    crack_t60, tail_t60 = log_uniform(rng, 0.03, 0.12), rng.uniform(0.25, 0.6)
+    tail_slope, tail = rng.uniform(3.5, 6), rng.uniform(0.15, 0.6)
     for i in range(shots):
-        x = unit(noise(rng, m, rng.uniform(-1, 2)) * decay(m, crack_t60, 0.0005))
+        x = unit(noise(rng, m, rng.uniform(0, 4)) * decay(m, crack_t60, 0.0005))
         x += tail * unit(noise(rng, m, tail_slope) * decay(m, tail_t60, 0.003))
         x += 0.5 * unit(modes(m, rng.uniform(80, 300, 3), [0.12] * 3, [1, 0.7, 0.5], rng))
-        add(out, np.tanh(rng.uniform(1, 4) * x), 0.01 + i * interval, rng.uniform(0.8, 1))
+        add(out, np.tanh(rng.uniform(0.7, 2.5) * x), 0.01 + i * interval, rng.uniform(0.8, 1))
     return out * hull(n, 0.0, 0.1)
 
 
@@ -169,18 +169,18 @@ def thunder(rng: Rng) -> Audio:
         )
         at += rng.exponential(0.45)
     peals *= np.exp(wander(rng, n, 9, rng.uniform(0.2, 0.6)))
-    rumble = filtered(noise(rng, n, 6), low_pass(log_uniform(rng, 120, 500)), high_pass(30))
-    crackle = noise(rng, n, 3) * np.exp(wander(rng, n, 50, 0.8))
+    rumble = filtered(noise(rng, n, 4.5), low_pass(log_uniform(rng, 150, 900)), high_pass(30))
+    crackle = noise(rng, n, 3) * np.exp(wander(rng, n, 14, 0.6))
     crackle = filtered(crackle, low_pass(1000 + 4000 * near), high_pass(150))
     bright = decay(n, rng.uniform(0.5, 2.5), 0.01)
     out = rumble / rumble.std() * peals
     out += near * rng.uniform(0.1, 0.8) * crackle / crackle.std() * peals * bright
-    if near > 0.6:
+    if near > 0.75:
         m = samples(0.4)
         clap = noise(rng, m, 1) * decay(m, rng.uniform(0.08, 0.4), 0.002)
         add(out, clap, rng.uniform(0, 0.15), rng.uniform(0.3, 1.5))
-    if rng.random() < 0.4:  # it rains
-        out = out + rng.uniform(0.01, 0.12) * noise(rng, n, 1)
+    if rng.random() < 0.6:  # it rains
+        out = out + log_uniform(rng, 0.005, 0.08) * noise(rng, n, rng.uniform(0, 2))
     return out * hull(n, 0.01, 0.8)
 
 

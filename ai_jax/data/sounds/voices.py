@@ -106,29 +106,34 @@ def baby_cry(rng: Rng) -> Audio:
 
 
 def cough(rng: Rng) -> Audio:
-    """One to four coughs: explosive burst, noisy flow, often a voiced end."""
-    out = np.zeros(samples(rng.uniform(0.9, 2.6)))
-    scale = rng.uniform(0.9, 1.45)
-    body = scale * np.array([rng.uniform(450, 750), rng.uniform(1100, 1700), 2600, 3700])
-    wet = rng.random() < 0.4
-    voiced = rng.uniform(0.1, 1.0)
+    """One to five coughs: explosive burst, weaker flow of air, then the voiced end."""
+    out = np.zeros(samples(rng.uniform(0.9, 2.8)))
+    scale = rng.uniform(0.9, 1.35)
+    body = scale * np.array([rng.uniform(320, 540), rng.uniform(950, 1450), 2500, 3600])
+    dull = low_pass(log_uniform(rng, 900, 3500), 2)
+    base, voiced, flow = log_uniform(rng, 95, 300), rng.uniform(0.2, 1.2), rng.uniform(0.05, 0.3)
+    lengths = rng.uniform(0.03, 0.09), rng.uniform(0.04, 0.15), rng.uniform(0.06, 0.2)
     at = rng.uniform(0.02, 0.2)
-    for _ in range(int(rng.integers(1, 5))):
-        m = samples(rng.uniform(0.22, 0.5))
-        edge = rng.uniform(0.04, 0.1)
-        burst = noise(rng, m, rng.uniform(-1, 3)) * decay(m, rng.uniform(0.12, 0.25), 0.004)
-        flow = (
-            noise(rng, m, rng.uniform(0, 3)) * hull(m, 0.03, 0.6 * m / RATE) * rng.uniform(0.1, 0.5)
+    for _ in range(int(rng.integers(1, 6))):
+        burst, air, end = (samples(s * rng.uniform(0.8, 1.2)) for s in lengths)
+        m = burst + air + end
+        level = np.concatenate(
+            [
+                line(burst, (0, 1), (0.5, 1), (1, 0.3)),
+                np.full(air, flow),
+                flow * line(end, (0, 1), (1, 0)),
+            ]
         )
-        if wet:  # bubbles of mucus
-            flow = flow * (1 + 0.9 * np.sign(sine(rng.uniform(25, 60) + wander(rng, m, 10, 8), m)))
-        x = formants(burst + flow, np.broadcast_to(body, (m, 4)), (200, 300, 400, 500), 0.12)
-        f0 = log_uniform(rng, 110, 340) * line(m, (0, 1.25), (1, 0.8))
-        tail = _voice(rng, f0, body, jitter=0.04, breath=0.4, tilt=700, growl=0.6)
-        gate = line(m, (0, 0), (edge, 0.2), (0.3, 1), (0.6, 0.6), (1, 0)) ** 1.5
-        x = x / (np.abs(x).max() + 1e-9) + 0.3 * voiced * tail * gate
-        add(out, x * hull(m, 0.002, 0.08), at, rng.uniform(0.6, 1))
-        at += m / RATE + rng.uniform(0.0, 0.35)
+        x = formants(
+            noise(rng, m, 2) * level, np.broadcast_to(body, (m, 4)), (250, 350, 500, 600), 0.05
+        )
+        x = x / (np.abs(x).max() + 1e-9)
+        f0 = base * line(end, (0, 1.2), (0.3, 1), (1, 0.75)) * np.exp(wander(rng, end, 100, 0.05))
+        voice = _voice(rng, f0, body, jitter=0.03, breath=0.4, tilt=700, growl=rng.uniform(0, 1))
+        voice = voice / (np.abs(voice).max() + 1e-9) * line(end, (0, 0), (0.25, 1), (1, 0.1))
+        x[burst + air :] += voiced * voice
+        add(out, filtered(x, dull) * hull(m, 0.002, 0.03), at, rng.uniform(0.6, 1))
+        at += m / RATE + log_uniform(rng, 0.03, 0.5)
         if at > len(out) / RATE - 0.25:
             break
     return out[: samples(min(len(out) / RATE, at + 0.1))]
@@ -148,43 +153,43 @@ def scream(rng: Rng) -> Audio:
             m, (0, rng.uniform(0.5, 0.9)), (rng.uniform(0.05, 0.25), 1.0),
             (0.7, rng.uniform(0.9, 1.15)), (1, rng.uniform(0.5, 0.95)),
         )  # fmt: skip
-        f0 = f0 * (1 + wander(rng, m, 8, 0.02) + rng.uniform(0, 0.03) * sine(rng.uniform(5, 8), m))
+        f0 = f0 * (1 + wander(rng, m, 8, 0.02) + rng.uniform(0, 0.015) * sine(rng.uniform(5, 8), m))
         tract = scale * np.array([rng.uniform(800, 1100), rng.uniform(1300, 1800), 2800, 3900])
         x = _voice(
             rng, f0, tract, jitter=rng.uniform(0.005, 0.03), breath=rng.uniform(0.05, 0.4),
             tilt=3000, growl=rng.uniform(0.2, 1.2), bandwidths=(250, 300, 400, 500),
         )  # fmt: skip
-        x = np.tanh(rng.uniform(0.3, 1.5) * x / (x.std() + 1e-9))
+        x = np.tanh(rng.uniform(0.2, 1.0) * x / (x.std() + 1e-9))
         add(out, x * hull(m, rng.uniform(0.02, 0.12), rng.uniform(0.05, 0.3)), at)
         at += m / RATE + rng.uniform(0.1, 0.3)
     return out[: samples(at)]
 
 
 def dog_bark(rng: Rng) -> Audio:
-    """Barks in groups; small dogs yap at 1 kHz, big ones woof at 200 Hz."""
-    size = rng.random()
-    base = 950 * (230 / 950) ** size * rng.uniform(0.85, 1.2)
-    scale = 1.5 - 0.75 * size
-    length = rng.uniform(0.09, 0.16) + 0.12 * size
-    interval = length + log_uniform(rng, 0.12, 0.7)
+    """Barks in groups; small dogs yap at 800 Hz, big ones woof at 200 Hz."""
+    size = rng.random() ** 1.5
+    base = 800 * (200 / 800) ** size * rng.uniform(0.85, 1.2)
+    scale = 1.35 - 0.4 * size
+    length = rng.uniform(0.09, 0.15) + 0.1 * size
+    interval = length + log_uniform(rng, 0.12, 0.6)
     out = np.zeros(samples(rng.uniform(1.0, 4.0)))
-    centre = scale * np.array([rng.uniform(600, 900), rng.uniform(1300, 1800), 2700, 3700])
-    rough, breath = rng.uniform(0.2, 1.3), rng.uniform(0.2, 0.9)
+    centre = scale * np.array([rng.uniform(650, 1000), rng.uniform(1200, 1700), 2600, 3600])
+    breath, rough, tilt = rng.uniform(0, 0.8), rng.uniform(0, 1), rng.uniform(500, 1500)
+    dull = low_pass(scale * rng.uniform(1400, 2600), 3)
     at, group = rng.uniform(0, 0.2), int(rng.integers(1, 6))
     while at < len(out) / RATE - length:
         for _ in range(group):
             m = samples(length * rng.uniform(0.85, 1.2))
-            top = rng.uniform(0.2, 0.4)
-            f0 = base * line(
-                m, (0, 0.7), (top, rng.uniform(1.0, 1.15)), (1, rng.uniform(0.5, 0.75))
-            )
-            opening = line(m, (0, 0.7), (top, 1.1), (1, 0.75))[:, None]
+            top = rng.uniform(0.3, 0.6)
+            f0 = base * line(m, (0, 0.6), (top, rng.uniform(1, 1.15)), (1, rng.uniform(0.55, 0.85)))
+            opening = line(m, (0, 0.5), (top, 1.1), (1, 0.7))[:, None]
             x = _voice(
-                rng, f0, centre * opening, jitter=0.03, breath=breath, tilt=1200, growl=rough,
-                bandwidths=(220, 300, 400, 500),
+                rng, f0, centre * opening, jitter=0.03, breath=breath, tilt=tilt, growl=rough,
+                bandwidths=(350, 450, 500, 600),
             )  # fmt: skip
-            level = line(m, (0, 0), (0.08, 0.7), (top, 1), (0.7, 0.5), (1, 0)) ** 1.3
-            add(out, x * level * hull(m, 0.004, 0.03), at, rng.uniform(0.7, 1))
+            level = line(m, (0, 0), (0.1, 0.5), (top, 1), (0.7, 0.6), (1, 0)) ** 1.3
+            x = filtered(x, dull) * level * hull(m, 0.004, 0.03)
+            add(out, x, at, rng.uniform(0.7, 1))
             at += interval * rng.uniform(0.85, 1.2)
         at += rng.uniform(0.2, 0.9)
         group = int(rng.integers(1, 4))

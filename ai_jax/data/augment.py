@@ -13,10 +13,11 @@ _FRAME = RATE // 50  # 20 ms
 def change_speed(audio: NDArray[np.floating], speed: float) -> NDArray[np.float32]:
     """Play ``audio`` about ``speed`` times as fast; the pitch moves along.
 
-    Resampling by FFT, exact for a ratio of two fast FFT lengths near ``speed``.
+    Resampling by FFT; the ratio is within 1 % of ``speed``, such that both lengths are fast.
     """
     n = fast_length(len(audio) + 256)
-    m = fast_length(n / speed)
+    step = 1 << max(0, int(np.log2(n / speed)) - 7)  # no prime factor above 256
+    m = round(n / speed / step) * step
     spectrum = np.fft.rfft(np.asarray(audio, np.float32), n)[: m // 2 + 1]
     spectrum = np.pad(spectrum, (0, m // 2 + 1 - len(spectrum)))
     out = np.fft.irfft(spectrum, m) * np.float32(m / n)
@@ -37,7 +38,7 @@ def excerpt(
     if n <= length:
         return audio
     second = min(RATE, length)
-    energy = np.cumsum(np.square(audio, dtype=np.float64))
+    energy = np.cumsum(np.square(np.append(0.0, audio)))
     loudest = int(np.argmax(energy[second:] - energy[:-second]))
     first, last = max(0, loudest + second - length), min(loudest, n - length)
     start = int(rng.integers(first, last + 1))

@@ -158,15 +158,15 @@ def demo_plan(rng: Rng, words: Sequence[tuple[str, np.ndarray]] = ()) -> Plan:
     words: spoken (text, audio [samples] at 16 kHz) to put in between. Pass a generator of another
     kind or seed than the one that training used, or the model may have heard these very sounds.
     """
-    alerts = list(rng.permutation(list(ALERTS))[:5])
-    benign = list(rng.permutation([b for b in BENIGN if b != "sneeze"])[:4])
+    alerts = [str(x) for x in rng.permutation(list(ALERTS))[:5]]
+    benign = [str(x) for x in rng.permutation(BENIGN)[:4]]
     sequence = [x for pair in zip(alerts, [*benign, None], strict=True) for x in pair if x]
     events = [_gap(rng, 0.6, 0.8)]
     spoken = list(words)
     for i, label in enumerate(sequence):
         audio = sounds.synthesize(label, rng)
         audio = 0.7 * augment.excerpt(audio, rng.uniform(1.8, 2.6), rng)
-        events += [_event(str(label), audio), _gap(rng, 0.5, 0.8)]
+        events += [_event(label, audio), _gap(rng, 0.5, 0.8)]
         share = len(words) * (i + 1) // len(sequence)
         while spoken and len(words) - len(spoken) < share:
             text, audio = spoken.pop(0)

@@ -97,9 +97,11 @@ def pulses(f0_n: Audio) -> Audio:
     """
     harmonics = max(1, int(0.48 * RATE / f0_n.max()))
     half = np.pi * np.cumsum(f0_n) / RATE
+    odd = 2 * harmonics + 1
     below = np.sin(half)
-    below = np.where(np.abs(below) < 1e-4, 1e-4, below)
-    return (np.sin((2 * harmonics + 1) * half) / below - 1) / (2 * np.sqrt(harmonics))
+    peak = np.abs(below) < 1e-6
+    kernel = np.where(peak, odd, np.sin(odd * half) / np.where(peak, 1.0, below))
+    return (kernel - 1) / (2 * np.sqrt(harmonics))
 
 
 def noise(rng: Rng, n: int, slope: float = 0.0) -> Audio:

@@ -223,9 +223,13 @@ class _Clips:
         return [_event(label, self.sound(label, rng))]
 
     def sound(self, label: str, rng: Rng) -> np.ndarray:
-        """A varied recording or synthesis of ``label``; few recordings are used less often."""
+        """A varied recording or synthesis of ``label``; few recordings are used less often.
+
+        Benign sounds take more recordings: a poor imitation of one could resemble an alert.
+        """
         count = len(self.real.get(label, ()))
-        share = min(0.5, count / (count + 4)) if self.synthesis else 1.0
+        most, half = (0.5, 4) if label in ALERTS else (0.8, 1)
+        share = min(most, count / (count + half)) if self.synthesis else 1.0
         if rng.random() < share:
             return self._recording(label, rng)
         audio = augment.excerpt(sounds.synthesize(label, rng), rng.uniform(1.5, 6.0), rng)

@@ -50,7 +50,7 @@ _RECIPES = {
     "phone_tones": alarms.phone_tones,
 }
 _OUTDOORS = {"siren", "car_horn", "thunder", "explosion", "birds", "insects", "weather", "engine"}
-_OUTDOORS |= {"church_bell", "dog_bark", "scream"}
+_OUTDOORS |= {"church_bell", "scream"}
 
 SYNTHESIZED = tuple(_RECIPES)
 MIN_SECONDS, MAX_SECONDS = 0.2, 8.0

@@ -94,7 +94,7 @@ def siren(rng: Rng) -> Audio:
         low = log_uniform(rng, 370, 900)
         high = low * choose(rng, 1.19, 1.26, 1.335, 1.335, 1.5)
         period = rng.uniform(0.7, 1.6)
-        square = np.tanh(rng.uniform(2, 12) * np.sin(2 * np.pi * (t / period + rng.random())))
+        square = np.tanh(rng.uniform(5, 20) * np.sin(2 * np.pi * (t / period + rng.random())))
         f0 = low + (high - low) * (0.5 + 0.5 * square)
     elif kind == "raid":
         top = log_uniform(rng, 330, 900)
@@ -107,8 +107,8 @@ def siren(rng: Rng) -> Audio:
     if rng.random() < 0.5:  # Doppler shift of a passing vehicle
         at, speed = rng.uniform(0, 1) * t[-1], rng.uniform(0.02, 0.09)
         f0 = f0 * (1 - speed * np.tanh((t - at) / rng.uniform(0.3, 1.5)))
-    f0 = f0 * (1 + wander(rng, n, 3, 0.002))
-    x = pulses(f0) if rng.random() < 0.6 else _tone(rng, f0, n, rng.uniform(0.15, 0.6))
+    f0 = f0 * (1 + wander(rng, n, 6, rng.uniform(0.001, 0.012)))
+    x = pulses(f0) if rng.random() < 0.5 else _tone(rng, f0, n, rng.uniform(0.25, 0.7))
     if kind == "raid" and rng.random() < 0.5:  # a second rotor a minor third above
         x = x + 0.7 * pulses(1.2 * f0)
     x = filtered(x, low_pass(log_uniform(rng, 600, 3000), int(rng.integers(1, 3))))
@@ -124,8 +124,8 @@ def siren(rng: Rng) -> Audio:
         delay[0], delay[-1] = 1, rng.uniform(0.1, 0.5)
         x = convolved(x, delay)[:n]
     x = x / (x.std() + 1e-9) * level * hull(n, 0.02, rng.uniform(0.02, 0.6))
-    if rng.random() < 0.4:  # engine and road of the vehicle
-        x = x + rng.uniform(0.03, 0.3) * noise(rng, n, 6)
+    if rng.random() < 0.6:  # engine and road of the vehicle
+        x = x + rng.uniform(0.03, 0.35) * noise(rng, n, rng.uniform(3, 6))
     return x
 
 

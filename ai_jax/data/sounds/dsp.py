@@ -228,12 +228,12 @@ def place(rng: Rng, x: Audio, outdoors: float = 0.3) -> Audio:
         x = filtered(x, *colour)
     if rng.random() < 0.7:
         if rng.random() < outdoors:
-            x = room(rng, x, rng.uniform(0.6, 2.0), rng.uniform(0.05, 0.5))
+            x = room(rng, x, rng.uniform(0.4, 1.6), log_uniform(rng, 0.03, 0.4))
         else:
-            x = room(rng, x, log_uniform(rng, 0.15, 1.2), log_uniform(rng, 0.1, 1.2))
+            x = room(rng, x, log_uniform(rng, 0.15, 0.9), log_uniform(rng, 0.1, 1.0))
     if rng.random() < 0.15:  # an overloaded recording
         x = np.tanh(rng.uniform(1.5, 4) * unit(x))
     if rng.random() < 0.5:  # the recording's own noise
-        floor = 10 ** (rng.uniform(-65, -38) / 20)
+        floor = 10 ** (rng.uniform(-70, -42) / 20)
         x = unit(x) + floor * noise(rng, len(x), rng.uniform(0, 6))
     return x

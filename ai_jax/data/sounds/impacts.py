@@ -31,7 +31,7 @@ from ai_jax.data.sounds.dsp import (
 def _click(rng: Rng, n: int, t60: float, *body: tuple[float, float, float]) -> Audio:
     """A burst of noise that dies within ``t60`` seconds through resonances ``body``."""
     x = filtered(noise(rng, n) * decay(n, t60), shelf(*body, floor=0.05))
-    return unit(x) * hull(n, 0.0, 0.005)
+    return unit(x * hull(n, 0.002, 0.005))
 
 
 def glass_break(rng: Rng) -> Audio:
@@ -95,10 +95,10 @@ def knock(rng: Rng) -> Audio:
     interval = log_uniform(rng, 0.16, 0.5)
     count *= 1 + (rng.random() < 0.25)
     base = log_uniform(rng, 90, 280)
-    k = 12
-    f = base * (1 + np.cumsum(rng.uniform(0.2, 1.1, k)))
+    k = 20
+    f = base * (1 + np.cumsum(rng.uniform(0.1, 1.0, k)))
     f = np.append(f, base)
-    t60 = rng.uniform(0.025, 0.09) * (f / base) ** -rng.uniform(0.2, 0.6)
+    t60 = rng.uniform(0.02, 0.065) * (f / base) ** -rng.uniform(0.2, 0.6)
     gains = rng.uniform(0.3, 1, k + 1) * (f / base) ** -rng.uniform(0.3, 1.0)
     contact = rng.uniform(800, 3500)
     out = np.zeros(samples(count * interval * 1.15 + 0.5))
@@ -120,7 +120,7 @@ def knock(rng: Rng) -> Audio:
 
 def explosion(rng: Rng) -> Audio:
     """Explosions (blast, roar, debris) and gunshots (crack, echo), single or in series."""
-    if rng.random() < 0.4:
+    if rng.random() < 0.35:
         return _gunfire(rng)
     n = samples(rng.uniform(1.2, 4.0))
     t60 = rng.uniform(0.8, 3.0)
@@ -132,7 +132,7 @@ def explosion(rng: Rng) -> Audio:
     )
     out = unit(blast) * rng.uniform(0.5, 1.2) + unit(roar) * rng.uniform(0.6, 1.2)
     out += unit(boom) * rng.uniform(0.1, 0.8)
-    out = filtered(out, low_pass(log_uniform(rng, 600, 4000)))
+    out = filtered(out, low_pass(log_uniform(rng, 500, 3000)))
     for start in rng.exponential(0.6, int(rng.integers(0, 25))):  # debris
         m = samples(0.08)
         body = (log_uniform(rng, 500, 4000), 1000.0, 1.0)
@@ -142,7 +142,7 @@ def explosion(rng: Rng) -> Audio:
 
 def _gunfire(rng: Rng) -> Audio:
     shots = int(rng.choice([1, 1, 1, 2, 3, 6, 10]))
-    interval = rng.uniform(0.07, 0.16) if shots > 5 else rng.uniform(0.25, 0.8)
+    interval = rng.uniform(0.055, 0.09) if shots > 5 else rng.uniform(0.25, 0.8)
     n = samples(shots * interval + rng.uniform(0.4, 1.0))
     out = np.zeros(n)
     m = samples(0.9)
@@ -152,14 +152,14 @@ def _gunfire(rng: Rng) -> Audio:
         x = unit(noise(rng, m, rng.uniform(0, 4)) * decay(m, crack_t60, 0.0005))
         x += tail * unit(noise(rng, m, tail_slope) * decay(m, tail_t60, 0.003))
         x += 0.5 * unit(modes(m, rng.uniform(80, 300, 3), [0.12] * 3, [1, 0.7, 0.5], rng))
-        add(out, np.tanh(rng.uniform(0.7, 2.5) * x), 0.01 + i * interval, rng.uniform(0.8, 1))
+        add(out, np.tanh(rng.uniform(0.5, 1.8) * x), 0.01 + i * interval, rng.uniform(0.8, 1))
     return out * hull(n, 0.0, 0.1)
 
 
 def thunder(rng: Rng) -> Audio:
     """A crack when near, then rolling low rumble for seconds."""
     n = samples(rng.uniform(2.5, 6.0))
-    near = rng.random()
+    near = rng.random() ** 1.5
     peals = np.zeros(n)
     at = rng.uniform(0.0, 0.3)
     for _ in range(int(rng.integers(3, 9))):  # the channel's segments arrive one after the other
@@ -169,7 +169,7 @@ def thunder(rng: Rng) -> Audio:
         )
         at += rng.exponential(0.45)
     peals *= np.exp(wander(rng, n, 9, rng.uniform(0.2, 0.6)))
-    rumble = filtered(noise(rng, n, 4.5), low_pass(log_uniform(rng, 150, 900)), high_pass(30))
+    rumble = filtered(noise(rng, n, 4.5), low_pass(log_uniform(rng, 110, 420)), high_pass(30))
     crackle = noise(rng, n, 3) * np.exp(wander(rng, n, 14, 0.6))
     crackle = filtered(crackle, low_pass(1000 + 4000 * near), high_pass(150))
     bright = decay(n, rng.uniform(0.5, 2.5), 0.01)
@@ -180,7 +180,7 @@ def thunder(rng: Rng) -> Audio:
         clap = noise(rng, m, 1) * decay(m, rng.uniform(0.08, 0.4), 0.002)
         add(out, clap, rng.uniform(0, 0.15), rng.uniform(0.3, 1.5))
     if rng.random() < 0.6:  # it rains
-        out = out + log_uniform(rng, 0.005, 0.08) * noise(rng, n, rng.uniform(0, 2))
+        out = out + log_uniform(rng, 0.005, 0.06) * noise(rng, n, rng.uniform(0, 2))
     return out * hull(n, 0.01, 0.8)
 
 
@@ -241,7 +241,7 @@ def typing(rng: Rng) -> Audio:
     out = np.zeros(samples(rng.uniform(2.0, 5.0)))
     rate = rng.uniform(3, 11)
     plastic, case = log_uniform(rng, 1800, 5500), log_uniform(rng, 250, 1100)
-    t60 = log_uniform(rng, 0.008, 0.05)
+    t60 = log_uniform(rng, 0.008, 0.03)
     ring = log_uniform(rng, 1500, 6500) if rng.random() < 0.4 else 0.0
     at = rng.uniform(0, 0.2)
     while at < len(out) / RATE - 0.1:
@@ -259,7 +259,7 @@ def typing(rng: Rng) -> Audio:
             rng.uniform(0.1, 0.5),
         )
         at += rng.gamma(3.0, 1 / (3 * rate)) + (rng.random() < 0.06) * rng.uniform(0.3, 0.8)
-    return out
+    return filtered(out, high_pass(log_uniform(rng, 100, 700)))
 
 
 def clock(rng: Rng) -> Audio:
@@ -283,21 +283,22 @@ def clock(rng: Rng) -> Audio:
 
 
 def applause(rng: Rng) -> Audio:
-    """From one pair of hands to a hall full of them."""
+    """From a dozen pairs of hands to a hall full of them."""
     n = samples(rng.uniform(2.0, 5.0))
-    people = int(log_uniform(rng, 1, 60))
+    people = int(log_uniform(rng, 12, 100))
     claps = [
         _click(
-            rng, samples(0.05), rng.uniform(0.012, 0.03), (log_uniform(rng, 700, 2600), 900, 1.0)
+            rng, samples(0.05), rng.uniform(0.008, 0.02), (log_uniform(rng, 700, 2600), 900, 1.0)
         )
         for _ in range(min(people, 12))
     ]
     out = np.zeros(n)
     for person in range(people):
-        interval, gain = rng.uniform(0.18, 0.35), log_uniform(rng, 0.2, 1)
+        interval, gain = rng.uniform(0.18, 0.35), log_uniform(rng, 0.3, 1)
         times = np.cumsum(rng.normal(interval, 0.012, int(n / RATE / interval) + 1)) - interval
         for at in times + rng.uniform(0, interval):
             add(out, claps[person % len(claps)], at, gain * rng.uniform(0.7, 1.1))
     if people > 15:
         out += rng.uniform(0, 0.3) * out.std() * filtered(noise(rng, n), peak(1500, 2000))
+    out = filtered(out, high_pass(log_uniform(rng, 200, 700), 2))
     return out * line(n, (0, rng.uniform(0.2, 1)), (0.3, 1), (1, rng.uniform(0.2, 1)))

@@ -62,7 +62,7 @@ def insects(rng: Rng) -> Audio:
         return filtered(pulses(f0), low_pass(1500), high_pass(200)) * level * hull(n, 0.1, 0.1)
     out = np.zeros(n)
     for _ in range(int(rng.integers(1, 4))):
-        f, strokes = rng.uniform(2300, 6800), rng.uniform(18, 70)
+        f, strokes = rng.uniform(3600, 7000), rng.uniform(18, 70)
         chirp_rate, duty = rng.uniform(0.8, 4), rng.uniform(0.3, 1.1)
         t = time(n) + rng.random()
         wing = 0.5 - 0.5 * np.cos(2 * np.pi * strokes * t)
@@ -110,11 +110,11 @@ def weather(rng: Rng) -> Audio:
             x = x + rng.uniform(0.2, 1.2) * howl / howl.std() * gust
         return x * gust * hull(n, 0.3, 0.3)
     x = noise(rng, n, rng.uniform(0, 3)) * (1 + wander(rng, n, 3, 0.05))
-    drops = rng.random(n) < log_uniform(rng, 20, 1500) / RATE
+    drops = rng.random(n) < log_uniform(rng, 500, 5000) / RATE
     patter = filtered(
         drops * rng.exponential(1.0, n), shelf((rng.uniform(1500, 5000), 2500, 1), floor=0.1)
     )
-    x = rng.uniform(0.1, 1) * x / x.std() + rng.uniform(0.3, 2) * patter / (patter.std() + 1e-9)
+    x = rng.uniform(0.3, 1) * x / x.std() + rng.uniform(0.1, 1) * patter / (patter.std() + 1e-9)
     return x * hull(n, 0.2, 0.2)
 
 
@@ -124,13 +124,13 @@ def fan(rng: Rng) -> Audio:
     air = filtered(noise(rng, n, rng.uniform(2, 5)), low_pass(log_uniform(rng, 600, 5000)))
     blade = log_uniform(rng, 8, 60)
     air = air / air.std() * (1 + rng.uniform(0, 0.3) * sine(blade, n))
-    f0 = log_uniform(rng, 45, 420) * np.ones(n)
+    f0 = log_uniform(rng, 45, 260) * np.ones(n)
     if rng.random() < 0.25:  # it spins up or down
         f0 = f0 * line(n, (0, rng.uniform(0.4, 1)), (0.5, 1), (1, rng.uniform(0.4, 1)))
     motor = filtered(
         pulses(f0 * (1 + wander(rng, n, 2, 0.002))), low_pass(log_uniform(rng, 200, 2000))
     )
-    return (air + rng.uniform(0, 0.6) * motor / motor.std()) * hull(n, 0.3, 0.3)
+    return (air + rng.uniform(0, 0.4) * motor / motor.std()) * hull(n, 0.3, 0.3)
 
 
 def engine(rng: Rng) -> Audio:

@@ -109,9 +109,13 @@ def cough(rng: Rng) -> Audio:
     """One to five coughs: explosive burst, weaker flow of air, then the voiced end."""
     out = np.zeros(samples(rng.uniform(0.9, 2.8)))
     scale = rng.uniform(0.9, 1.35)
-    body = scale * np.array([rng.uniform(320, 540), rng.uniform(950, 1450), 2500, 3600])
+    body = scale * np.array([rng.uniform(290, 520), rng.uniform(950, 1450), 2500, 3600])
     dull = low_pass(log_uniform(rng, 900, 3500), 2)
-    base, voiced, flow = log_uniform(rng, 95, 300), rng.uniform(0.2, 1.2), rng.uniform(0.05, 0.3)
+    base, voiced, flow = (
+        log_uniform(rng, 95, 300),
+        rng.uniform(0.3, 1.5),
+        log_uniform(rng, 0.02, 0.15),
+    )
     lengths = rng.uniform(0.03, 0.09), rng.uniform(0.04, 0.15), rng.uniform(0.06, 0.2)
     at = rng.uniform(0.02, 0.2)
     for _ in range(int(rng.integers(1, 6))):
@@ -125,7 +129,7 @@ def cough(rng: Rng) -> Audio:
             ]
         )
         x = formants(
-            noise(rng, m, 2) * level, np.broadcast_to(body, (m, 4)), (250, 350, 500, 600), 0.05
+            noise(rng, m, 2) * level, np.broadcast_to(body, (m, 4)), (150, 200, 300, 400), 0.012
         )
         x = x / (np.abs(x).max() + 1e-9)
         f0 = base * line(end, (0, 1.2), (0.3, 1), (1, 0.75)) * np.exp(wander(rng, end, 100, 0.05))
@@ -166,14 +170,14 @@ def scream(rng: Rng) -> Audio:
 
 
 def dog_bark(rng: Rng) -> Audio:
-    """Barks in groups; small dogs yap at 800 Hz, big ones woof at 200 Hz."""
+    """Barks in groups; small dogs yap at 900 Hz, big ones woof at 240 Hz."""
     size = rng.random() ** 1.5
-    base = 800 * (200 / 800) ** size * rng.uniform(0.85, 1.2)
+    base = 900 * (240 / 900) ** size * rng.uniform(0.85, 1.2)
     scale = 1.35 - 0.4 * size
-    length = rng.uniform(0.09, 0.15) + 0.1 * size
+    length = rng.uniform(0.08, 0.14) + 0.08 * size
     interval = length + log_uniform(rng, 0.12, 0.6)
-    out = np.zeros(samples(rng.uniform(1.0, 4.0)))
-    centre = scale * np.array([rng.uniform(650, 1000), rng.uniform(1200, 1700), 2600, 3600])
+    out = np.zeros(samples(rng.uniform(1.5, 4.5)))
+    centre = scale * np.array([rng.uniform(650, 950), rng.uniform(1350, 1800), 2600, 3600])
     breath, rough, tilt = rng.uniform(0, 0.8), rng.uniform(0, 1), rng.uniform(500, 1500)
     dull = low_pass(scale * rng.uniform(1400, 2600), 3)
     at, group = rng.uniform(0, 0.2), int(rng.integers(1, 6))
@@ -205,19 +209,20 @@ def cat(rng: Rng) -> Audio:
         x = filtered(pulses(rate) + 0.1 * noise(rng, n), low_pass(500, 2), high_pass(60))
         return x * breathing * hull(n, 0.1, 0.1)
     parts = []
-    base = log_uniform(rng, 420, 900)
+    base = log_uniform(rng, 380, 800)
     for _ in range(int(rng.integers(1, 4))):
-        m = samples(rng.uniform(0.35, 1.1))
+        m = samples(rng.uniform(0.3, 0.9))
         f0 = base * rng.uniform(0.9, 1.1) * line(
             m, (0, 0.8), (rng.uniform(0.2, 0.5), 1.1), (1, rng.uniform(0.6, 0.85))
         )  # fmt: skip
         mouth = line(m, (0, 0.0), (rng.uniform(0.3, 0.6), 1.0), (1, 0.3))[:, None]
         closed, opened = np.array([450, 2300, 3300, 4300.0]), np.array([1100, 1900, 3500, 4500.0])
         x = _voice(
-            rng, f0, closed + mouth * (opened - closed), jitter=0.004, breath=0.05, tilt=2000,
-            growl=rng.uniform(0, 0.2), bandwidths=(180, 250, 350, 450),
+            rng, f0, closed + mouth * (opened - closed), jitter=0.01, tilt=2000,
+            breath=rng.uniform(0.05, 0.3), growl=rng.uniform(0.1, 0.5),
+            bandwidths=(350, 450, 600, 700),
         )  # fmt: skip
-        parts += [x * hull(m, 0.08, 0.15), np.zeros(samples(rng.uniform(0.1, 0.9)))]
+        parts += [x * hull(m, 0.08, 0.15), np.zeros(samples(rng.uniform(0.3, 1.1)))]
     return np.concatenate(parts)
 
 
@@ -288,8 +293,8 @@ def sneeze(rng: Rng) -> Audio:
 def laughter(rng: Rng) -> Audio:
     """Ha-ha-ha in bouts of falling pitch."""
     out = np.zeros(samples(rng.uniform(1.2, 3.5)))
-    f0 = log_uniform(rng, 130, 420)
-    scale = 1 + 0.25 * (f0 > 200)
+    f0 = log_uniform(rng, 95, 260)
+    scale = 1 + 0.15 * (f0 > 160)
     vowel = scale * _VOWELS[int(rng.choice([0, 1, 5, 6]))]
     rate = rng.uniform(0.16, 0.26)
     at = rng.uniform(0, 0.1)
@@ -300,7 +305,7 @@ def laughter(rng: Rng) -> Audio:
             pitch = f0 * (1.3 - 0.5 * i / count) * line(m, (0, 1), (0.4, 1.1), (1, 0.9))
             x = _voice(rng, pitch, vowel, jitter=0.01, breath=rng.uniform(0.2, 0.6), tilt=900)
             h = formants(noise(rng, m), np.broadcast_to(vowel, (m, 3)), (200, 300, 400)) * 0.2
-            voiced = line(m, (0, 0), (0.3, 0), (0.45, 1), (0.8, 0.7), (1, 0))
+            voiced = line(m, (0, 0), (0.4, 0), (0.5, 1), (0.75, 0.7), (0.9, 0))
             add(out, x * voiced + h * (1 - voiced) * hull(m, 0.02, 0.02), at, 1 - 0.4 * i / count)
             at += m / RATE
         at += rng.uniform(0.2, 0.6)

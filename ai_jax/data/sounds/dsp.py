@@ -115,15 +115,16 @@ def noise(rng: Rng, n: int, slope: float = 0.0) -> Audio:
 def modes(
     n: int, frequencies: Sequence[float], t60s: Sequence[float], gains: Sequence[float], rng: Rng
 ) -> Audio:
-    """Sum of decaying sines: the ringing of a struck body."""
+    """Sum of decaying sines (Hz, seconds to -60 dB, gain): the ringing of a struck body."""
+    table = np.array([frequencies, t60s, gains], np.float32)
+    f, t60, gain = table[:, table[0] < 0.48 * RATE][:, :, None]
     out = np.zeros(n)
-    for frequency, t60, gain in zip(frequencies, t60s, gains, strict=True):
-        if frequency < 0.48 * RATE:
-            m = min(n, samples(1.2 * t60))
-            t = np.arange(m, dtype=np.float32) / np.float32(RATE)
-            phase = np.float32(rng.uniform(0, 2 * np.pi))
-            ring = np.sin(np.float32(2 * np.pi * frequency) * t + phase)
-            out[:m] += gain * ring * np.exp(np.float32(-6.9 / t60) * t)
+    if len(f):
+        m = min(n, samples(1.2 * t60.max()))
+        t = np.arange(m, dtype=np.float32) / np.float32(RATE)
+        phase = rng.uniform(0, 2 * np.pi, f.shape).astype(np.float32)
+        ring = gain * np.sin(np.float32(2 * np.pi) * f * t + phase) * np.exp(-6.9 / t60 * t)
+        out[:m] = ring.sum(axis=0)
     return out
 
 
@@ -159,22 +160,23 @@ def shelf(*resonances: tuple[float, float, float], floor: float = 0.0) -> Respon
 
 
 def formants(x: Audio, centres: Audio, bandwidths: Sequence[float], floor: float = 0.005) -> Audio:
-    """Vocal tract whose resonances move: ``centres`` [len(x), k] in Hz, each with a bandwidth."""
-    size, hop = 512, 128
-    padded = np.pad(x, (size, size))
-    starts = np.arange(0, len(padded) - size, hop)
-    window = np.hanning(size + 1)[:-1]
-    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[starts] * window
-    at = np.clip(starts - size // 2, 0, len(x) - 1)
-    f = np.fft.rfftfreq(size, 1 / RATE)
-    gain = np.full((len(starts), len(f)), floor)
+    """Vocal tract whose resonances move: ``centres`` [len(x), k] in Hz, each with a bandwidth.
+
+    Frames of 32 ms that overlap by half, with sine windows before and after the filter.
+    """
+    size, hop = 512, 256
+    n = -(-len(x) // hop) * hop
+    padded = np.pad(np.asarray(x, np.float32), (hop, n - len(x) + hop))
+    window = np.sin(np.pi * (np.arange(size, dtype=np.float32) + 0.5) / size)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop] * window
+    at = np.minimum(np.arange(len(frames)) * hop, len(x) - 1)  # the middle of each frame
+    f = np.fft.rfftfreq(size, 1 / RATE).astype(np.float32)
+    gain = np.full((len(frames), len(f)), floor, np.float32)
     for k, bandwidth in enumerate(bandwidths):
-        gain += 0.5**k / (1 + ((f - centres[at, k, None]) / (0.5 * bandwidth)) ** 2)
+        centre = centres[at, k, None].astype(np.float32)
+        gain += 0.5**k / (1 + ((f - centre) / (0.5 * bandwidth)) ** 2)
     shaped = np.fft.irfft(np.fft.rfft(frames, axis=1) * gain, size, axis=1) * window
-    out = np.zeros(len(padded))
-    for start, frame in zip(starts, shaped, strict=True):
-        out[start : start + size] += frame
-    return out[size : size + len(x)] / 1.5
+    return (shaped[1:, :hop] + shaped[:-1, hop:]).ravel()[: len(x)]
 
 
 # -- putting things together -------------------------------------------------------------------

@@ -10,6 +10,7 @@ from ai_jax.data.sounds.dsp import (
     Rng,
     add,
     choose,
+    convolved,
     decay,
     filtered,
     high_pass,
@@ -283,22 +284,15 @@ def clock(rng: Rng) -> Audio:
 
 
 def applause(rng: Rng) -> Audio:
-    """From a dozen pairs of hands to a hall full of them."""
+    """From a few pairs of hands to a hall full of them."""
     n = samples(rng.uniform(2.0, 5.0))
-    people = int(log_uniform(rng, 12, 100))
-    claps = [
-        _click(
-            rng, samples(0.05), rng.uniform(0.008, 0.02), (log_uniform(rng, 700, 2600), 900, 1.0)
-        )
-        for _ in range(min(people, 12))
-    ]
-    out = np.zeros(n)
-    for person in range(people):
-        interval, gain = rng.uniform(0.18, 0.35), log_uniform(rng, 0.3, 1)
-        times = np.cumsum(rng.normal(interval, 0.012, int(n / RATE / interval) + 1)) - interval
-        for at in times + rng.uniform(0, interval):
-            add(out, claps[person % len(claps)], at, gain * rng.uniform(0.7, 1.1))
-    if people > 15:
-        out += rng.uniform(0, 0.3) * out.std() * filtered(noise(rng, n), peak(1500, 2000))
+    people, out = log_uniform(rng, 5, 1000), np.zeros(n)
+    for _ in range(8):  # so many kinds of hands, each clapping at random times
+        strokes = np.zeros(n)
+        at = rng.integers(0, n, max(1, int(people / 8 * n / RATE * rng.uniform(3, 5))))
+        strokes[at] = rng.uniform(0.3, 1, len(at))
+        body = (log_uniform(rng, 700, 2600), 900.0, 1.0)
+        clap = _click(rng, samples(0.05), rng.uniform(0.008, 0.02), body)
+        out += log_uniform(rng, 0.3, 1) * convolved(strokes, clap)[:n]
     out = filtered(out, high_pass(log_uniform(rng, 200, 700), 2))
     return out * line(n, (0, rng.uniform(0.2, 1)), (0.3, 1), (1, rng.uniform(0.2, 1)))

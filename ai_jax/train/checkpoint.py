@@ -85,6 +85,8 @@ class Checkpoints:
     def save(self, state: TrainState, key: jax.Array, metrics: dict[str, float] | None) -> None:
         """Write the state and wait until it is safe on disk. metrics: of an evaluation, if any."""
         step = int(state.step)
+        if metrics is not None and not np.isfinite(metrics["loss"]):
+            metrics = None  # cannot be ranked
         params = {k: v for k, v in state.params.items() if not k.startswith(AUX)}
         self._orbax.save_checkpointables(
             step,

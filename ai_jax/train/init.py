@@ -44,6 +44,7 @@ def start(config: TrainConfig) -> Start:
     init = find_init(config)
     path = _tokenizer_path(config, init)
     tokenizer = TextTokenizer.from_file(path)
+    _check_tokenizer(tokenizer, model, path)
     params = omni.init_params(model, config.seed, jnp.float32)
     given = {} if init is None else _read(init)
     check_subset(given, {k: v.shape for k, v in params.items()}, str(init))
@@ -84,6 +85,17 @@ def check_subset(
                 f"{where}: the tensor '{name}' has shape {list(value.shape)}, but the model's has "
                 f"{list(shapes[name])}; train a model of the same sizes"
             )
+
+
+def _check_tokenizer(tokenizer: TextTokenizer, model: ModelConfig, path: Path) -> None:
+    """Text must encode to rows of the embedding, and to none that controls the stream."""
+    format = model.stream.format
+    control = {format.silent, format.response, format.eos, format.audio, format.pad}
+    odd = [i for i in control if i < model.text.vocab_size and tokenizer.token_bytes(i)]
+    if odd or tokenizer.token_bytes(model.text.vocab_size):
+        raise UserError(
+            f"the tokenizer {path} is not that of the model '{model.name}'; set tokenizer"
+        )
 
 
 def _read(path: Path) -> Mapping[str, np.ndarray]:

@@ -83,15 +83,12 @@ def event_loss(
     -log P of the chunk's label set, independent Bernoullis, summed over labels and chunks; count:
     the chunks that have a decision. hidden_btd float32, event_bcl float32 0/1.
     """
-    n_chunks = event_bcl.shape[1]
     decides_bt = shift(stream_bt) >= 0
-    # The decisions of a row, in order, come first under a stable sort; rows with fewer are padded.
-    position_bc = jnp.argsort(~decides_bt, axis=1, stable=True)[:, :n_chunks]
-    valid_bc = jnp.take_along_axis(decides_bt, position_bc, axis=1)
-    hidden_bcd = jnp.take_along_axis(hidden_btd, position_bc[..., None], axis=1)
-    logits_bcl = hidden_bcd @ weight_ld.T + bias_l
-    bce_bcl = jax.nn.softplus(logits_bcl) - event_bcl * logits_bcl
-    return jnp.sum(jnp.where(valid_bc[..., None], bce_bcl, 0.0)), _count(valid_bc)
+    chunk_bt = jnp.cumsum(decides_bt, axis=1) - 1  # at the i-th decision of a row: i
+    wanted_btl = jnp.take_along_axis(event_bcl, jnp.maximum(chunk_bt, 0)[..., None], axis=1)
+    logits_btl = hidden_btd @ weight_ld.T + bias_l
+    bce_btl = jax.nn.softplus(logits_btl) - wanted_btl * logits_btl
+    return jnp.sum(jnp.where(decides_bt[..., None], bce_btl, 0.0)), _count(decides_bt)
 
 
 def _count(mask: jax.Array) -> jax.Array:

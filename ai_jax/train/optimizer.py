@@ -64,6 +64,7 @@ def peak_rates(shapes: Mapping[str, tuple[int, ...]], stage: StageConfig) -> dic
         depth = np.zeros((), np.float32)
         if name.startswith("audio_tower" + LAYERS):
             depth = np.arange(n_layers)[::-1].reshape(-1, *[1] * (len(shape) - 1))
+            rate = np.where(depth < n_layers - stage.audio_frozen_layers, rate, 0.0)
         elif name.startswith("audio_tower.conv"):
             depth = np.float32(n_layers)
         rates[name] = np.asarray(rate * stage.audio_layer_decay**depth, np.float32)

@@ -25,7 +25,9 @@ class StageConfig:
     (``model.layers.self_attn.q_proj.weight``); the rest is frozen. learning_rates: peak rate for
     names that match a pattern, first match wins; others take ``learning_rate``. audio_layer_decay:
     the rate of audio layer i is multiplied by decay^(layers - 1 - i), of the convolutions by
-    decay^layers; ``ln_post`` and ``proj`` keep the full rate.
+    decay^layers; ``ln_post`` and ``proj`` keep the full rate. audio_frozen_layers: the first so
+    many layers of the audio tower stay as they are and cost no backward pass, provided that the
+    convolutions are not trainable either.
     """
 
     name: str
@@ -34,12 +36,14 @@ class StageConfig:
     trainable: tuple[str, ...] = ("*",)
     learning_rates: dict[str, float] = dataclasses.field(default_factory=dict)
     audio_layer_decay: float = 1.0
+    audio_frozen_layers: int = 0
 
     def __post_init__(self) -> None:
         _require(self.steps > 0, f"stage '{self.name}': steps must be >= 1")
         _require(self.learning_rate > 0, f"stage '{self.name}': learning_rate must be > 0")
         _require(bool(self.trainable), f"stage '{self.name}': trainable must not be empty")
         _require(0 < self.audio_layer_decay <= 1, "audio_layer_decay must lie in (0, 1]")
+        _require(self.audio_frozen_layers >= 0, "audio_frozen_layers must be >= 0")
         for pattern, rate in self.learning_rates.items():
             _require(rate > 0, f"the learning rate of '{pattern}' must be > 0; freeze it instead")
 
@@ -166,13 +170,6 @@ def partition(params: dict[str, V], stage: StageConfig) -> tuple[dict[str, V], d
     chosen = select(params, stage.trainable)
     trainable = {k: v for k, v in params.items() if k in chosen}
     return trainable, {k: v for k, v in params.items() if k not in chosen}
-
-
-def encoder_is_frozen(trainable: Iterable[str]) -> bool:
-    """Whether nothing of the audio tower trains but its projection."""
-    return all(
-        not n.startswith("audio_tower.") or n.startswith("audio_tower.proj.") for n in trainable
-    )
 
 
 def _require(ok: bool, rule: str) -> None:

@@ -17,7 +17,7 @@ from ai_jax.model import omni
 from ai_jax.train.augment import spec_augment
 from ai_jax.train.loss import Sums, count_targets, dual_loss, event_loss
 from ai_jax.train.optimizer import make_optimizer
-from ai_jax.train.stages import AUX, StageConfig, TrainConfig, encoder_is_frozen, partition
+from ai_jax.train.stages import AUX, StageConfig, TrainConfig, partition
 
 Params = dict[str, jax.Array]
 Batch = dict[str, jax.Array]
@@ -77,7 +77,11 @@ def put_batch(batch: Mapping[str, np.ndarray], accumulation: int, mesh: Mesh) ->
 
 
 def batch_loss(
-    config: TrainConfig, model: ModelConfig, params: Params, batch: Batch, frozen_encoder: bool
+    config: TrainConfig,
+    model: ModelConfig,
+    params: Params,
+    batch: Batch,
+    audio_frozen_layers: int = 0,
 ) -> tuple[jax.Array, jax.Array, Sums]:
     """Numerators of the dual and the auxiliary loss, and sums for metrics, of a batch [b, ...]."""
     weights = {k: v for k, v in params.items() if not k.startswith(AUX)}
@@ -89,7 +93,7 @@ def batch_loss(
         dtype=jnp.dtype(config.dtype),
         remat=config.remat,
         scan=config.scan,
-        frozen_encoder=frozen_encoder,
+        frozen_layers=audio_frozen_layers,
     )
     dual, sums = dual_loss(
         omni.unembed(model, weights, hidden_btd),
@@ -127,7 +131,6 @@ def make_train_step(
     of its decisions. sums: over all rows, and ``grad_norm`` before clipping.
     """
     optimizer = make_optimizer(config, stage, shapes)
-    frozen_encoder = encoder_is_frozen(shapes)
 
     def step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Sums]:
         n = count_targets(batch["stream_target"], batch["lm_target"])
@@ -136,9 +139,8 @@ def make_train_step(
         def micro_loss(trainable: Params, micro: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
             mel = spec_augment(micro["mel"], key, config.spec_augment)
             params = {**state.frozen, **trainable}
-            dual, event, sums = batch_loss(
-                config, model, params, {**micro, "mel": mel}, frozen_encoder
-            )
+            micro = {**micro, "mel": mel}
+            dual, event, sums = batch_loss(config, model, params, micro, stage.audio_frozen_layers)
             return dual / n + config.event_loss_weight * event / n_decisions, sums
 
         def accumulate(total, micro_and_key):
@@ -154,7 +156,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)
         new_state = TrainState(trainable, state.frozen, opt_state, state.step + 1)
-        return new_state, {**sums, "grad_norm": optax.global_norm(grads)}
+        return new_state, {**sums, "grad_norm": optax.tree.norm(grads)}
 
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "data"))
     return jax.jit(step, in_shardings=(whole, split, whole), out_shardings=whole, donate_argnums=0)
@@ -167,7 +169,7 @@ def make_eval_step(
 
     def sums_of(params: Params, batch: Batch) -> Sums:
         first = {k: v[0] for k, v in batch.items()}
-        return batch_loss(config, model, params, first, frozen_encoder=False)[2]
+        return batch_loss(config, model, params, first)[2]
 
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "data"))
     return jax.jit(sums_of, in_shardings=(whole, split), out_shardings=whole)

@@ -110,14 +110,15 @@ class AudioEncoder(nnx.Module):
         frames_b: jax.Array | None = None,
         *,
         frozen: bool = False,
+        frozen_layers: int = 0,
         remat: bool = False,
         unroll: bool = False,
     ) -> jax.Array:
         """Encode one chunk per row.
 
-        mel_bfm: float [b, frames, mels]. frames_b: int
-        [b], valid frames of each row (None: all); what follows them is ignored. frozen: stop
-        gradients before ``proj``. Returns [b, audio_tokens(frames), output_dim]; row i has
+        mel_bfm: float [b, frames, mels]. frames_b: int [b], valid frames of each row (None: all);
+        what follows them is ignored. frozen: stop gradients before ``proj``; frozen_layers: behind
+        so many layers. Returns [b, audio_tokens(frames), output_dim]; row i has
         ``audio_tokens(frames_b[i])`` valid tokens, the others are zero.
         """
         mask_bts = None
@@ -130,7 +131,8 @@ class AudioEncoder(nnx.Module):
             x_btd = gelu(self.conv2(x_bfd * valid_bf1))
             mask_bts = _below(_after_conv(frames_b), x_btd.shape[1])[:, None, :]
         x_btd = x_btd + jnp.asarray(_sinusoids(*x_btd.shape[1:]), self.dtype)
-        x_btd = apply_layers(self.layers, x_btd, mask_bts, remat=remat, unroll=unroll)
+        how = {"remat": remat, "unroll": unroll, "frozen": frozen_layers}
+        x_btd = apply_layers(self.layers, x_btd, mask_bts, **how)
         b, t, d = x_btd.shape
         x_bnd = x_btd[:, : t // 2 * 2].reshape(b, t // 2, 2, d).astype(jnp.float32).mean(2)
         x_bnd = self.ln_post(x_bnd.astype(self.dtype))

@@ -33,6 +33,8 @@ class KVCache:
 def init_cache(config: TextConfig, batch: int, max_len: int, dtype: DType = jnp.float32) -> KVCache:
     """An empty cache for ``batch`` sessions of at most ``max_len`` tokens.
 
+    dtype: of the buffers; on CPU they are float32 whatever it says, because XLA:CPU would convert
+    the whole of a bfloat16 buffer to float32 and back for each update.
     Raises UserError where positions would leave the range that the model was trained on.
     """
     if not 0 < max_len <= config.max_position_embeddings:
@@ -40,6 +42,8 @@ def init_cache(config: TextConfig, batch: int, max_len: int, dtype: DType = jnp.
             f"max_len must lie between 1 and max_position_embeddings = "
             f"{config.max_position_embeddings} (got {max_len})"
         )
+    if jax.default_backend() == "cpu":
+        dtype = jnp.float32
     shape = (batch, config.num_key_value_heads, max_len, config.head_dim)
 
     def buffers() -> tuple[jax.Array, ...]:

@@ -21,6 +21,7 @@ from ai_jax.model.layers import (
     RMSNorm,
     apply_layers,
     attention,
+    causal_attention,
     make_layers,
     rope_angles,
     rotate,
@@ -49,10 +50,10 @@ class Attention(nnx.Module):
         )
         return rotate(q, *rope), rotate(k, *rope), v
 
-    def __call__(self, x_btd: jax.Array, rope: Rope, mask_bts: jax.Array) -> jax.Array:
-        """Attention among the given positions alone."""
+    def __call__(self, x_btd: jax.Array, rope: Rope) -> jax.Array:
+        """Causal attention among the given positions alone."""
         q, k, v = self._project(x_btd, rope)
-        out = attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), mask_bts)
+        out = causal_attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         return self.o_proj(out)
 
     def extend(
@@ -61,7 +62,7 @@ class Attention(nnx.Module):
         """Append keys and values at ``positions_bt`` of the buffers, then attend to the buffers."""
         q, k, v = self._project(x_btd, rope)
         k_bksd, v_bksd = write(kv[0], k, positions_bt), write(kv[1], v, positions_bt)
-        out = attention(q, k_bksd.astype(q.dtype), v_bksd.astype(q.dtype), mask_bts)
+        out = attention(q.astype(k_bksd.dtype), k_bksd, v_bksd, mask_bts)
         return self.o_proj(out), (k_bksd, v_bksd)
 
 
@@ -89,8 +90,8 @@ class DecoderLayer(nnx.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, **norm)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, **norm)
 
-    def __call__(self, x_btd: jax.Array, rope: Rope, mask_bts: jax.Array) -> jax.Array:
-        x_btd = x_btd + self.self_attn(self.input_layernorm(x_btd), rope, mask_bts)
+    def __call__(self, x_btd: jax.Array, rope: Rope) -> jax.Array:
+        x_btd = x_btd + self.self_attn(self.input_layernorm(x_btd), rope)
         return x_btd + self.mlp(self.post_attention_layernorm(x_btd))
 
     def extend(
@@ -131,12 +132,8 @@ class Decoder(nnx.Module):
 
     def __call__(self, x_btd: jax.Array, *, remat: bool = False, unroll: bool = False) -> jax.Array:
         """One causal pass over whole streams: embeddings [b, t, d] -> hidden states [b, t, d]."""
-        i_t = jnp.arange(x_btd.shape[1])
-        mask_1ts = (i_t[:, None] >= i_t)[None]
-        rope = self._rope(i_t[None])
-        return self.norm(
-            apply_layers(self.layers, x_btd, rope, mask_1ts, remat=remat, unroll=unroll)
-        )
+        rope = self._rope(jnp.arange(x_btd.shape[1])[None])
+        return self.norm(apply_layers(self.layers, x_btd, rope, remat=remat, unroll=unroll))
 
     def extend(
         self, x_btd: jax.Array, cache: KVCache, lengths_b: jax.Array

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import Positional, arg
 
 from ai_jax.errors import UserError
+
+# How arguments read in --help; those without a default are described in words.
+Folder = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
+File = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+Probability = Annotated[float | None, arg(metavar="P", help_behavior_hint="")]
+InFolder = Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+OutFolder = Annotated[Positional[Path], arg(metavar="OUT", help_behavior_hint="")]
 
 app = tyro.extras.SubcommandApp()
 convert = tyro.extras.SubcommandApp()
@@ -20,21 +26,21 @@ convert = tyro.extras.SubcommandApp()
 
 @app.command(name="listen")
 def listen(
-    audio: Positional[Path],
-    model: Path | None = None,
-    threshold: float | None = None,
+    audio: Annotated[Positional[Path], arg(metavar="AUDIO", help_behavior_hint="")],
+    model: Folder = None,
+    threshold: Probability = None,
     realtime: bool = False,
     as_json: Annotated[bool, arg(name="json")] = False,
-    plot: Path | None = None,
+    plot: File = None,
 ) -> None:
     """Listen to a recording and print when the model speaks and what it says.
 
     Args:
         audio: Recording (WAV, FLAC, OGG or MP3; any rate, any number of channels).
         model: Folder of a model: Hugging Face format, converted checkpoint or training run.
-            Without it the small model of the package listens.
-        threshold: Answer when P(response) reaches it (between 0 and 1; lower misses less and raises
-            more false alarms). Without it, the model's own.
+            Without it, the small model of the package listens.
+        threshold: Answer when P(response) reaches it, between 0 and 1.
+            A lower one misses less and raises more false alarms. Without it, the model's own.
         realtime: Take the recording in at the speed of sound, as a microphone would.
         as_json: Print one JSON object per 400 ms chunk instead of the timeline.
         plot: Also draw waveform, P(response) and replies into this PNG file.
@@ -47,7 +53,7 @@ def listen(
         raise UserError(f"--threshold must lie between 0 and 1 (got {threshold})")
     blocks = io.stream(audio, block_seconds=0.1 if realtime else 2.0)
     first = next(blocks)  # bad input is reported before the model is loaded
-    engine = _engine(model)
+    _, engine = _load(model)
     blocks = itertools.chain([first], blocks)
     if realtime:
         blocks = show.pace(blocks)
@@ -70,76 +76,96 @@ def listen(
 
 
 @app.command(name="demo")
-def demo(out: Path = Path("out/demo"), seed: int = 0) -> None:
+def demo(
+    out: Annotated[Path, arg(metavar="DIR")] = Path("out/demo"),
+    seed: Annotated[int, arg(metavar="N")] = 0,
+) -> None:
     """Compose half a minute of sound that the model never heard, and let it listen.
 
-    Writes the recording, the timeline that a perfect listener would give, and a picture into OUT.
-
     Args:
-        out: Folder for demo.flac, demo.json and demo.png.
+        out: Folder for the recording, what was in it and heard (demo.json), and a picture.
         seed: Another seed composes another recording.
     """
     from ai_jax.demo import run
 
-    run(_engine(None), out, seed)
+    run(_load(None)[1], out, seed)
 
 
 @app.command(name="train")
 def train(
-    config: Positional[Path],
-    out: Path | None = None,
-    material: Path | None = None,
-    minutes: float | None = None,
-    export: Path | None = None,
+    config: Annotated[Positional[Path], arg(metavar="CONFIG", help_behavior_hint="")],
+    out: Folder = None,
+    material: Folder = None,
+    minutes: Annotated[float | None, arg(metavar="M", help_behavior_hint="")] = None,
+    export: Folder = None,
+    set_: Annotated[
+        tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")
+    ] = (),
 ) -> None:
     """Train a model as a YAML file says; an interrupted run goes on where it stopped.
 
     Args:
         config: Training configuration, e.g. configs/train/nano.yaml.
-        out: Folder of the run: checkpoints, metrics.jsonl (default: runs/NAME-OF-CONFIG).
-        material: Folder with the recordings to train on, overriding the configuration's.
+        out: Folder of the run: checkpoints and metrics.jsonl (default: runs/NAME-OF-CONFIG).
+        material: Folder with the recordings to train on, in place of data.material.
         minutes: Stop after this time; calling again with the same --out goes on.
         export: When training is complete, also write the model in Hugging Face format here.
+        set_: Override keys of the configuration, e.g. --set data.batch_size=4 seed=1.
     """
     from ai_jax.config import load
     from ai_jax.train import loop
     from ai_jax.train.stages import TrainConfig
 
-    settings = load(config, TrainConfig)
-    if material is not None:
-        data = dataclasses.replace(settings.data, material=str(material))
-        settings = dataclasses.replace(settings, data=data)
+    overrides = [*set_, *([f"data.material={material}"] if material else [])]
+    settings = load(config, TrainConfig, overrides)
     run_dir = out or Path("runs") / config.stem
     loop.train(settings, run_dir, minutes=minutes, export=export)
 
 
 @app.command(name="eval")
 def evaluate(
-    material: Positional[Path],
-    model: Path | None = None,
-    split: str = "test",
-    threshold: float | None = None,
-    out: Path | None = None,
+    material: InFolder,
+    model: Folder = None,
+    split: Literal["val", "test"] = "test",
+    thresholds: Annotated[tuple[float, ...], arg(metavar="P ...", help_behavior_hint="")] = (),
+    streams: Annotated[int, arg(metavar="N")] = 50,
+    out: File = None,
 ) -> None:
     """Measure how well a model listens, on recordings that it was not trained on.
 
     Args:
         material: Folder with recordings and manifest.jsonl, as scripts/nano_material.py makes it.
         model: Folder of a model; without it the small model of the package.
-        split: Part of the material: val or test.
-        threshold: Answer when P(response) reaches it; without it, the model's own.
+        split: Part of the material: val to choose a threshold, test to report.
+        thresholds: Answer when P(response) reaches it; several are tried one after the other.
+            Without any, the model's own.
+        streams: Composed streams of 24 s for the trigger accuracy; 0 leaves it out.
         out: Also write the measurements, clip by clip, into this JSON file.
     """
-    from ai_jax.evals import sounds
+    from rich.console import Console
 
-    report = sounds.evaluate(_engine(model), material, split, threshold)
-    print(sounds.table(report))
+    from ai_jax.evals import sounds
+    from ai_jax.evals.streams import trigger
+
+    loaded, engine = _load(model)
+    console = Console()
+    limits = thresholds or (engine.config.stream.threshold,)
+    reports = [sounds.evaluate(engine, material, split, limit) for limit in limits]
+    for report in reports:
+        console.print(sounds.table(report))
+    if streams:
+        m = trigger(loaded.config, loaded.params, loaded.tokenizer, material, split, streams)
+        console.print(
+            f"{streams} composed streams: trigger accuracy per chunk {m['trigger_accuracy']:.3f}, "
+            f"response precision {m['response_precision']:.2f}, recall {m['response_recall']:.2f}, "
+            f"text accuracy {m['text_accuracy']:.2f}"
+        )
     if out is not None:
-        sounds.save(report, out)
+        sounds.save(reports, out)
 
 
 @convert.command(name="from-hf")
-def from_hf(source: Positional[Path], out: Positional[Path], overwrite: bool = False) -> None:
+def from_hf(source: InFolder, out: OutFolder, overwrite: bool = False) -> None:
     """Convert a Hugging Face folder to a checkpoint that training and listening load.
 
     Args:
@@ -153,7 +179,7 @@ def from_hf(source: Positional[Path], out: Positional[Path], overwrite: bool = F
 
 
 @convert.command(name="to-hf")
-def to_hf(source: Positional[Path], out: Positional[Path], overwrite: bool = False) -> None:
+def to_hf(source: InFolder, out: OutFolder, overwrite: bool = False) -> None:
     """Convert a checkpoint or a training run to a folder that transformers loads.
 
     Args:
@@ -169,14 +195,14 @@ def to_hf(source: Positional[Path], out: Positional[Path], overwrite: bool = Fal
 app.command(convert, name="convert", help="Move checkpoints between Hugging Face and this project.")
 
 
-def _engine(model: Path | None):
+def _load(model: Path | None):
     from ai_jax.convert.load import load
     from ai_jax.stream.engine import Engine
 
     loaded = load(model)
     engine = Engine(loaded.config, loaded.params, loaded.tokenizer)
     engine.warm_up()
-    return engine
+    return loaded, engine
 
 
 def _print_summary(summary, out: Path) -> None:

@@ -12,6 +12,7 @@ import difflib
 import json
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -149,8 +150,11 @@ def _require(ok: bool, rule: str, got: Any) -> None:
         raise UserError(f"{rule} (got {got})")
 
 
-def load(path: str | Path, cls: type[T]) -> T:
-    """Read ``path`` (YAML or JSON) into the frozen dataclass ``cls``; errors name the file."""
+def load(path: str | Path, cls: type[T], overrides: Iterable[str] = ()) -> T:
+    """Read ``path`` (YAML or JSON) into the frozen dataclass ``cls``; errors name the file.
+
+    overrides: ``key.of.a.mapping=value``, the value in YAML, replaces what the file says.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -162,7 +166,23 @@ def load(path: str | Path, cls: type[T]) -> T:
     except (yaml.YAMLError, json.JSONDecodeError) as e:
         reason = " ".join(str(e).split())
         raise UserError(f"{path} is not valid {path.suffix[1:].upper()}: {reason}") from e
+    for override in overrides:
+        _override(data, override)
     return from_dict(cls, data, where=str(path))
+
+
+def _override(data: Any, override: str) -> None:
+    """Set one ``key=value`` in nested mappings; a key that does not exist is found by from_dict."""
+    key, equals, value = override.partition("=")
+    *parents, last = key.split(".")
+    for parent in parents:
+        data = data.setdefault(parent, {}) if isinstance(data, dict) else None
+    if not equals or not isinstance(data, dict):
+        raise UserError(f"cannot set '{override}'; write key.of.a.mapping=value")
+    try:
+        data[last] = yaml.safe_load(value)
+    except yaml.YAMLError as e:
+        raise UserError(f"cannot set '{override}': the value is not valid YAML") from e
 
 
 def preset(kind: str, name: str, cls: type[T]) -> T:

@@ -1,6 +1,7 @@
 """Strict filling of dataclasses: every fault names the file, the key and the nearest valid name."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -77,3 +78,19 @@ def test_files_that_are_no_mapping(tmp_path, text):
 def test_missing_file(tmp_path):
     with pytest.raises(UserError, match="cannot read the config"):
         load(tmp_path / "none.yaml", ModelConfig)
+
+
+def test_overrides(tmp_path):
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(to_dict(preset("model", "tiny", ModelConfig))))
+    model = load(path, ModelConfig, ["stream.max_len=99", "name=other", "mel.floor=-1"])
+    assert (model.stream.max_len, model.name, model.mel.floor) == (99, "other", -1.0)
+    for bad, says in {
+        "stream.max_len": "write key.of.a.mapping=value",
+        "name.first=x": "write key.of.a.mapping=value",
+        "stream.max_length=9": "did you mean 'max_len'",
+        "stream.max_len=[": "not valid YAML",
+        "stream.max_len=soon": "expected int",
+    }.items():
+        with pytest.raises(UserError, match=says):
+            load(path, ModelConfig, [bad])

@@ -18,6 +18,7 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -142,10 +143,10 @@ def table(report: Report) -> Table:
     return out
 
 
-def save(report: Report, path: Path) -> None:
-    """Write the measurements and every clip as JSON."""
+def save(reports: Sequence[Report], path: Path) -> None:
+    """Write the measurements of each report, and every clip, as JSON."""
     names = ("balanced", "recall", "silent", "right", "false_alarms_per_minute", "words")
-    data = {name: getattr(report, name) for name in names} | dataclasses.asdict(report)
+    data = [{name: getattr(r, name) for name in names} | dataclasses.asdict(r) for r in reports]
     partial = path.with_name(f".{path.name}.part")
     partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
     os.replace(partial, path)

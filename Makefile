@@ -5,7 +5,7 @@ BIN := .venv/bin
 PINS := $(shell $(PYTHON) -c "import sys; print('-c constraints/py311-cpu.txt' * (sys.version_info[:2] == (3, 11)))")
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINS)
 
-.PHONY: demo test lint env clean
+.PHONY: demo test lint env nano clean
 
 demo: .venv/.demo  ## listen to a recording composed on the spot; writes out/demo
 	$(BIN)/ai-jax demo
@@ -18,6 +18,11 @@ lint: .venv/.env  ## style
 	$(BIN)/ruff format --check .
 
 env: .venv/.env  ## everything a developer needs
+
+# The nano model from its material (see README): train, choose the threshold, measure, package.
+nano: .venv/.env
+	$(BIN)/ai-jax train configs/train/nano.yaml --material $(MATERIAL) --out runs/nano --export out/nano
+	$(BIN)/python scripts/nano_package.py out/nano $(MATERIAL)
 
 clean:  ## remove what was installed and built
 	rm -rf .venv .venv-new build dist out *.egg-info

@@ -22,6 +22,7 @@ OutFolder = Annotated[Positional[Path], arg(metavar="OUT", help_behavior_hint=""
 
 app = tyro.extras.SubcommandApp()
 convert = tyro.extras.SubcommandApp()
+bench = tyro.extras.SubcommandApp()
 
 
 @app.command(name="listen")
@@ -192,6 +193,22 @@ def to_hf(source: InFolder, out: OutFolder, overwrite: bool = False) -> None:
     _print_summary(run(source, out, overwrite=overwrite), out)
 
 
+@bench.command(name="stream")
+def bench_stream(model: Folder = None, chunks: Annotated[int, arg(metavar="N")] = 1500) -> None:
+    """Time a long stream: cost per chunk, real-time factor, memory, compilations.
+
+    Args:
+        model: Folder of a model; without it, the small model of the package.
+        chunks: Chunks of 400 ms to listen to, at least 200.
+    """
+    from ai_jax.stream.bench import run
+
+    if chunks < 200:
+        raise UserError(f"--chunks must be at least 200 (got {chunks})")
+    print("\n".join(run(_load(model)[1], chunks).lines()))
+
+
+app.command(bench, name="bench", help="Measure speed.")
 app.command(convert, name="convert", help="Move checkpoints between Hugging Face and this project.")
 
 

@@ -2,13 +2,14 @@
 
 Every clip is heard as a stream of its own: two seconds of faint room tone, the clip, two seconds
 more. Nothing is teacher-forced: the model hears what it would hear from a microphone. Sounds answer
-to these questions (1 to 4), words to the fifth:
+to these questions (1 to 4), words and speech to the others:
 
 1. recall: share of the clips that deserve a response that got one,
 2. silent: share of the other clips that got none; balanced accuracy is the mean of 1 and 2,
 3. right: share of the clips that deserve a response whose first reply is the right sentence,
 4. false alarms per minute of benign sound,
-5. words: share of the spoken words whose first reply is that word.
+5. words: share of the spoken words whose first reply is that word,
+6. speech: share of the clips of running speech, which is not addressed to the model, without reply.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import dataclasses
 import json
 import os
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +35,7 @@ from ai_jax.errors import UserError
 from ai_jax.stream.engine import Engine
 from ai_jax.stream.listen import ChunkResult, listen
 
+KINDS = ("alert", "benign", "word", "speech")
 LEAD_S = 2.0  # room tone before and after each clip
 CLIP_S = 8.0  # longer clips are cut to their loudest stretch of this length
 PEAK = 0.5  # clips are brought to this peak
@@ -92,22 +95,36 @@ class Report:
         return sum(len(h.replies) for h in benign) / minutes if minutes else float("nan")
 
     @property
+    def speech(self) -> float:
+        return _mean([not h.replies for h in self._of("speech")])
+
+    @property
     def words(self) -> float:
         return _mean([h.right for h in self._of("word")])
 
 
-def evaluate(engine: Engine, folder: Path, split: str, threshold: float | None = None) -> Report:
-    """Let ``engine`` hear all real sounds and words of ``split`` of the material in ``folder``."""
+def evaluate(
+    engine: Engine,
+    folder: Path,
+    split: str,
+    threshold: float | None = None,
+    kinds: Sequence[str] = KINDS,
+) -> Report:
+    """Let ``engine`` hear the clips of ``split`` of the material in ``folder``.
+
+    threshold: the model's own where None. kinds: which of the clips. Raises UserError if there is
+    none.
+    """
     threshold = engine.config.stream.threshold if threshold is None else threshold
     material = Material(folder)
-    tests = _tests(material, split)
+    tests = [test for test in _tests(material, split) if test[1] in kinds]
     if not tests:
         raise UserError(f"{folder} has no recordings in the split '{split}' (try val or test)")
     started, heard, seconds = time.monotonic(), [], 0.0
     with Progress(transient=True, console=Console(stderr=True)) as progress:
-        for i, (row, kind, label, expected) in enumerate(progress.track(tests, description=split)):
+        for row, kind, label, expected in progress.track(tests, description=f"hearing {split}"):
             audio = _loudest(material.read(row))
-            stream = _stream(audio, seed=i)
+            stream = _stream(audio, seed=zlib.crc32(row.path.encode()))
             results = list(listen(engine, [stream], threshold=threshold))
             heard.append(_judge(row.path, kind, label, expected, len(audio) / RATE, results))
             seconds += len(stream) / RATE
@@ -119,7 +136,7 @@ def table(report: Report) -> Table:
     out = Table(title=f"{report.split}: {len(report.heard)} clips, threshold {report.threshold:g}")
     for column in ("", "value", "clips"):
         out.add_column(column, justify="left" if not column else "right")
-    n = {kind: len(report._of(kind)) for kind in ("alert", "benign", "word")}
+    n = {kind: len(report._of(kind)) for kind in KINDS}
     rows = [
         ("balanced accuracy, respond or stay silent", report.balanced, n["alert"] + n["benign"]),
         ("  recall: alarming sounds answered", report.recall, n["alert"]),
@@ -127,14 +144,16 @@ def table(report: Report) -> Table:
         ("alarming sounds answered with the right sentence", report.right, n["alert"]),
         ("false alarms per minute of benign sound", report.false_alarms_per_minute, n["benign"]),
         ("words written right, unseen voices", report.words, n["word"]),
+        ("running speech left unanswered", report.speech, n["speech"]),
     ]
     for name, value, count in rows:
         out.add_row(name, f"{value:.2f}", str(count))
     out.add_section()
     for label, clips in _by_label(report).items():
         kind = clips[0].kind
-        good = [not h.replies if kind == "benign" else h.right for h in clips]
-        what = "silent" if kind == "benign" else "right"
+        silent = kind in ("benign", "speech")
+        good = [not h.replies if silent else h.right for h in clips]
+        what = "silent" if silent else "right"
         out.add_row(f"{kind}: {label} ({what})", f"{_mean(good):.2f}", str(len(clips)))
     out.caption = (
         f"{report.seconds / 60:.1f} minutes of sound heard in {report.took:.0f} s: "
@@ -145,7 +164,10 @@ def table(report: Report) -> Table:
 
 def save(reports: Sequence[Report], path: Path) -> None:
     """Write the measurements of each report, and every clip, as JSON."""
-    names = ("balanced", "recall", "silent", "right", "false_alarms_per_minute", "words")
+    names = (
+        *("balanced", "recall", "silent", "right"),
+        *("false_alarms_per_minute", "words", "speech"),
+    )
     data = [{name: getattr(r, name) for name in names} | dataclasses.asdict(r) for r in reports]
     partial = path.with_name(f".{path.name}.part")
     partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
@@ -163,8 +185,10 @@ def _tests(material: Material, split: str) -> list[tuple]:
     """(row, kind, label, expected reply, samples) of every clip that has one clear answer."""
     tests = []
     for row in material.rows(split=split):
-        if row.kind == "word":
+        if row.kind == "word" and row.text in nano.WORDS:
             tests.append((row, "word", row.text, row.text))
+        elif row.kind in ("speech", "word"):
+            tests.append((row, "speech", nano.SPEECH, None))
         elif (label := nano.label_of(row.labels, row.kind)) in nano.ALERTS:
             tests.append((row, "alert", label, nano.ALERTS[label]))
         elif label is not None:

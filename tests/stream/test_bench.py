@@ -11,9 +11,9 @@ def test_a_long_stream_compiles_nothing_and_keeps_its_memory(tiny, byte_tokenize
     data["stream"] |= {"max_len": 100, "max_reply_tokens": 5, "threshold": 0.55}
     config = from_dict(ModelConfig, data)
     engine = Engine(config, omni.init_params(config, seed=0), byte_tokenizer)
-    result = bench.run(engine, chunks=400, window=100)
+    result = bench.run(engine, chunks=250, window=100)
     assert result.compiled == 0
-    assert result.slides > 20
+    assert result.slides > 10
     assert result.grown < 16e6
     assert 0 < result.median <= result.p90
     assert result.real_time_factor == result.median / 0.4

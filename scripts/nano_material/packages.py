@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -60,7 +61,7 @@ class Packages:
 
         sys.path.append(str(self._once("runtime-" + "-".join(names), fetch)))
 
-    def _once(self, key: str, fetch) -> Path:
+    def _once(self, key: str, fetch: Callable[[Path], None]) -> Path:
         folder = self.cache / key
         if not folder.exists():
             unfinished = self.cache / f"{key}.tmp"
@@ -69,10 +70,6 @@ class Packages:
             fetch(unfinished)
             unfinished.rename(folder)
         return folder
-
-    def version(self, folder: Path) -> str:
-        """The version of an unpacked wheel, from the name of its metadata folder."""
-        return next(folder.glob("*.dist-info")).name.removesuffix(".dist-info").split("-")[-1]
 
 
 def install(*names: str) -> None:

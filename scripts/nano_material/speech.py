@@ -154,20 +154,20 @@ class Voices:
                 yield word, soxr.resample(audio, kokoro.RATE, RATE)
 
     def sentences(self, limit_s: float) -> None:
-        """Running speech that asks for nothing: every sentence once, by voices in turn."""
+        """Running speech that asks for nothing: every sentence once, those of quick engines first."""
         model = kokoro.Kokoro(self.packages)
         joe = Piper(self.packages)
         voices = [f"kokoro_{v}" for v in self.kokoro_voices if v[0] in "ab"]
         voices += [f"flite_{v}" for v in _FLITE_VOICES] * 2 + ["piper_joe"] * 4
         done = {row["text"] for row in self.library.rows("sentences")}
         end = time.monotonic() + limit_s
-        for i, text in enumerate(SENTENCES):
+        jobs = [(i, text, voices[i % len(voices)]) for i, text in enumerate(SENTENCES)]
+        for i, text, voice in sorted(jobs, key=lambda job: job[2].startswith("kokoro")):
             if text in done:
                 continue
             if time.monotonic() > end:
                 print("sentences: time is up; run this part again for the rest")
                 return
-            voice = voices[i % len(voices)]
             engine, name = voice.split("_", 1)
             rng = _rng(text)
             if engine == "kokoro":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,7 @@ def _packaged(packages: Packages) -> Iterator[Sound]:
     """The files that the table names, in a fixed order."""
     for package, (licence, patterns) in PACKAGES.items():
         registry, name = package.split(":")
+        taken: Counter[str] = Counter()
         for title, read in _files(getattr(packages, registry)(name)):
             stem = re.sub(r"\.(wav|ogg|oga|flac|mp3)$", "", title, flags=re.I)
             label = next((x for p, x in patterns.items() if re.search(rf"(^|/)({p})$", stem)), None)
@@ -105,7 +107,11 @@ def _packaged(packages: Packages) -> Iterator[Sound]:
                 continue  # a codec that the library lacks, or a damaged file
             clip = f"{name}__{'_'.join(stem.split('/')[-2:])}"
             source = f"{package}:{title.rsplit('/', 1)[-1]}"
+            taken[clip] += 1
+            # Folders of the same name hold files of the same name: one group, different clips.
             group = re.sub(r"-(hi|high|med|low)$", "", clip)
+            if taken[clip] > 1:
+                clip += f"-{taken[clip]}"
             yield Sound(clip, audio, "event", (label,), source, licence, group)
 
 

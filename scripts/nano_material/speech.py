@@ -154,7 +154,7 @@ class Voices:
                 yield word, soxr.resample(audio, kokoro.RATE, RATE)
 
     def sentences(self, limit_s: float) -> None:
-        """Running speech that asks for nothing: every sentence once, those of quick engines first."""
+        """Running speech that asks for nothing: each sentence once, quick engines first."""
         model = kokoro.Kokoro(self.packages)
         joe = Piper(self.packages)
         voices = [f"kokoro_{v}" for v in self.kokoro_voices if v[0] in "ab"]

@@ -109,7 +109,6 @@ class AudioEncoder(nnx.Module):
         mel_bfm: jax.Array,
         frames_b: jax.Array | None = None,
         *,
-        frozen: bool = False,
         frozen_layers: int = 0,
         remat: bool = False,
         unroll: bool = False,
@@ -117,8 +116,8 @@ class AudioEncoder(nnx.Module):
         """Encode one chunk per row.
 
         mel_bfm: float [b, frames, mels]. frames_b: int [b], valid frames of each row (None: all);
-        what follows them is ignored. frozen: stop gradients before ``proj``; frozen_layers: behind
-        so many layers. Returns [b, audio_tokens(frames), output_dim]; row i has
+        what follows them is ignored. frozen_layers: stop gradients behind so many layers (0:
+        nowhere). Returns [b, audio_tokens(frames), output_dim]; row i has
         ``audio_tokens(frames_b[i])`` valid tokens, the others are zero.
         """
         mask_bts = None
@@ -136,7 +135,7 @@ class AudioEncoder(nnx.Module):
         b, t, d = x_btd.shape
         x_bnd = x_btd[:, : t // 2 * 2].reshape(b, t // 2, 2, d).astype(jnp.float32).mean(2)
         x_bnd = self.ln_post(x_bnd.astype(self.dtype))
-        audio_bnd = self.proj(jax.lax.stop_gradient(x_bnd) if frozen else x_bnd)
+        audio_bnd = self.proj(x_bnd)
         if frames_b is None:
             return audio_bnd
         return jnp.where(_below(audio_tokens(frames_b), t // 2)[..., None], audio_bnd, 0)

@@ -193,7 +193,6 @@ def forward(
     dtype: DType = jnp.float32,
     remat: bool = True,
     scan: bool = True,
-    frozen_encoder: bool = False,
     frozen_layers: int = 0,
 ) -> jax.Array:
     """One teacher-forced pass over whole streams: hidden states [b, t, d] after the final norm.
@@ -201,19 +200,14 @@ def forward(
     stacked_params: from ``stack_layers``. tokens_bt: int [b, t] with ``c * chunk_tokens``
     placeholders for audio in each row. mel_bcfm: float32 [b, c, chunk_frames, mels]. remat: keep
     only the results of matrix products for the backward pass. scan: loop over layers in the
-    compiled program; False unrolls it, which compiles longer. frozen_encoder: no gradient flows
-    into the encoder below ``audio_tower.proj``; frozen_layers: none into its first so many layers
-    and below.
+    compiled program; False unrolls it, which compiles longer. frozen_layers: no gradient flows
+    into so many lower layers of the audio tower, nor into its convolutions.
     """
     model = nnx.merge(_graphdef(config, dtype, stacked=True), _to_state(stacked_params))
     b, c = mel_bcfm.shape[:2]
     how = {"remat": remat, "unroll": not scan}
-    audio = model.audio_tower(
-        mel_bcfm.reshape(b * c, *mel_bcfm.shape[2:]),
-        frozen=frozen_encoder,
-        frozen_layers=frozen_layers,
-        **how,
-    )
+    mel_bfm = mel_bcfm.reshape(b * c, *mel_bcfm.shape[2:])
+    audio = model.audio_tower(mel_bfm, frozen_layers=frozen_layers, **how)
     audio_bnd = audio.reshape(b, -1, audio.shape[-1])
     return model.model(model.embed(tokens_bt, audio_bnd), **how)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -57,7 +58,9 @@ class Checkpoints:
             (run_dir / "hf").mkdir(exist_ok=True)
             shutil.copyfile(tokenizer_path, run_dir / "hf" / "tokenizer.json")
             write_info(run_dir / INFO, model, provenance)
-            write_json(run_dir / TRAIN, to_dict(config))
+            partial = run_dir / f"{TRAIN}.partial"
+            write_json(partial, to_dict(config))
+            partial.rename(run_dir / TRAIN)  # last and at once: what it marks is complete
         keep = ocp.training.preservation_policies
         best = keep.BestN(
             get_metric_fn=lambda metrics: metrics["loss"],
@@ -87,68 +90,64 @@ class Checkpoints:
         step = int(state.step)
         if metrics is not None and not np.isfinite(metrics["loss"]):
             metrics = None  # cannot be ranked
-        params = {k: v for k, v in state.params.items() if not k.startswith(AUX)}
         self._orbax.save_checkpointables(
             step,
-            {
-                "params": omni.unstack_layers(params),
-                "optimizer": state.opt_state,
-                "train": _position(self._config, state.params, key, step),
-            },
+            _contents(self._config, self._stage_at(step), state, key),
             force=True,
-            overwrite=step == self.latest,
             metrics=metrics and {k: v for k, v in metrics.items() if np.isfinite(v)},
         )
 
-    def restore(self, like: Params, mesh: Mesh) -> tuple[TrainState, jax.Array]:
-        """The latest checkpoint's state and key. like: stacked parameters (or their shapes)."""
+    def restore(self, params: Params, mesh: Mesh) -> tuple[TrainState, jax.Array]:
+        """The latest checkpoint's state and key. params: stacked, for their names and shapes."""
         step, config = self.latest, self._config
         assert step is not None, "restore() without a checkpoint"
-        # The last step of a stage is followed by the next stage, whose optimizer starts afresh.
-        index = config.stage_at(min(step, config.steps - 1))
-        fresh = step == config.stage_start(index)
-        state = jax.eval_shape(lambda p: start_stage(config, config.stages[index], p, step), like)
-        weights = {k: v for k, v in state.params.items() if not k.startswith(AUX)}
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        want = {
-            "params": jax.eval_shape(omni.unstack_layers, weights),
-            "train": _position(config, state.params, key, step),
-        }
-        if not fresh:
-            want["optimizer"] = state.opt_state
+        index = self._stage_at(step)
+        stage = config.stages[index]
+
+        def like(params: Params) -> dict[str, Any]:
+            state = start_stage(config, stage, params, step)
+            return _contents(config, index, state, jax.random.key(config.seed))
+
         whole = NamedSharding(mesh, P())
         want = jax.tree.map(
-            lambda x: (
-                jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
-                if isinstance(x, jax.ShapeDtypeStruct)
-                else x
-            ),
-            want,
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
+            jax.eval_shape(like, params),
         )
+        # The last step of a stage is followed by the next one, whose optimizer starts afresh.
+        begins = step == config.stage_start(index)
+        if begins:
+            del want["optimizer"]
         got = self._orbax.load_checkpointables(step, want)
         train = got["train"]
-        expected = step * config.data.batch_size
-        if int(train["examples"]) != expected:
-            raise UserError(f"the checkpoint at step {step} is not of this run; use another --out")
-        params = omni.stack_layers(got["params"]) | train["aux"]
-        state = start_stage(config, config.stages[index], params, step)
-        if not fresh:
+        state = start_stage(config, stage, omni.stack_layers(got["params"]) | train["aux"], step)
+        if not begins:
             state = dataclasses.replace(state, opt_state=got["optimizer"])
+        if int(train["examples"]) != step * config.data.batch_size:
+            raise UserError(f"the checkpoint at step {step} is not of this run; use another --out")
         return jax.device_put(state, whole), jax.random.wrap_key_data(train["key"])
+
+    def _stage_at(self, step: int) -> int:
+        """The stage that goes on from ``step``; after the end, the last one."""
+        return self._config.stage_at(min(step, self._config.steps - 1))
 
     def close(self) -> None:
         self._orbax.close()
 
 
-def _position(config: TrainConfig, params: Params, key: jax.Array, step: int) -> dict[str, Any]:
-    """What else goes on: where the run is, in steps and in the data, its PRNG and its aux head."""
-    key_data = jax.eval_shape(jax.random.key_data, key) if not isinstance(key, jax.Array) else None
+def _contents(config: TrainConfig, stage: int, state: TrainState, key: jax.Array) -> dict[str, Any]:
+    """The checkpointables: weights, optimizer, and where the run is in steps, data and PRNG."""
+    aux = {k: v for k, v in state.params.items() if k.startswith(AUX)}
+    weights = {k: v for k, v in state.params.items() if k not in aux}
     return {
-        "step": np.asarray(step),
-        "stage": np.asarray(config.stage_at(min(step, config.steps - 1))),
-        "examples": np.asarray(step * config.data.batch_size),
-        "key": jax.random.key_data(key) if key_data is None else key_data,
-        "aux": {k: v for k, v in params.items() if k.startswith(AUX)},
+        "params": omni.unstack_layers(weights),
+        "optimizer": state.opt_state,
+        "train": {
+            "step": state.step,
+            "stage": jnp.int32(stage),
+            "examples": state.step * config.data.batch_size,
+            "key": jax.random.key_data(key),
+            "aux": aux,
+        },
     }
 
 

@@ -2,8 +2,7 @@
 
     python scripts/nano_package.py out/nano material
 
-The threshold is the one with the best balanced accuracy on the split "val" among those with at
-most 1.5 false alarms per minute there (or, if there is none, with the fewest). The figures of the
+The threshold is the one with the best balanced accuracy on the split "val". The figures of the
 model card are those of the split "test" at that threshold.
 """
 
@@ -23,7 +22,6 @@ from ai_jax.evals.streams import trigger
 from ai_jax.stream.engine import Engine
 
 THRESHOLDS = tuple(i / 20 for i in range(1, 19))
-MOST_FALSE_ALARMS = 1.5  # per minute
 STREAMS = 50
 
 CARD = """---
@@ -71,28 +69,21 @@ def choose(engine: Engine, material: Path, console: Console) -> float:
     """The threshold, by the rule above.
 
     Until its first reply, a stream has the same probabilities whatever the threshold. So one pass
-    that never replies tells which clips would be answered at each of them, and only the number of
-    false alarms has to be heard again.
+    that never replies tells which clips would be answered at each of them.
     """
-    silent = sounds.evaluate(engine, material, "val", threshold=1 - 1e-6)
-
-    def balanced(threshold: float) -> float:
+    sounds_only = ("alert", "benign")
+    silent = sounds.evaluate(engine, material, "val", threshold=1 - 1e-6, kinds=sounds_only)
+    balanced = {}
+    for threshold in THRESHOLDS:
         alerts = [h.p_max >= threshold for h in silent.heard if h.kind == "alert"]
         benign = [h.p_max < threshold for h in silent.heard if h.kind == "benign"]
-        return (sum(alerts) / len(alerts) + sum(benign) / len(benign)) / 2
-
-    heard = []
-    for threshold in sorted(THRESHOLDS, key=balanced, reverse=True):
-        report = sounds.evaluate(engine, material, "val", threshold, kinds=("alert", "benign"))
-        false_alarms = report.false_alarms_per_minute
+        recall, quiet = sum(alerts) / len(alerts), sum(benign) / len(benign)
+        balanced[threshold] = (recall + quiet) / 2
         console.print(
-            f"val, threshold {threshold:g}: balanced {report.balanced:.3f}, recall "
-            f"{report.recall:.2f}, right {report.right:.2f}, false alarms/min {false_alarms:.2f}"
+            f"val, threshold {threshold:.2f}: balanced {balanced[threshold]:.3f}, "
+            f"recall {recall:.2f}, silent {quiet:.2f}"
         )
-        heard.append((false_alarms, threshold))
-        if false_alarms <= MOST_FALSE_ALARMS:
-            return threshold
-    return min(heard)[1]
+    return max(balanced, key=balanced.get)
 
 
 def main() -> None:

@@ -183,7 +183,7 @@ def logits_of(config, stacked, tokens, mel):
 
 
 @functools.partial(
-    jax.jit, static_argnums=0, static_argnames=("remat", "scan", "dtype", "frozen_encoder")
+    jax.jit, static_argnums=0, static_argnames=("remat", "scan", "dtype", "frozen_layers")
 )
 @functools.partial(jax.value_and_grad, argnums=1)
 def loss_and_grad(config, stacked, tokens, mel, **how):

@@ -63,12 +63,13 @@ class Pair:
 
 
 def make_pair(tiny, text=None, **audio):
-    mels = audio.get("num_mel_bins", tiny.audio.num_mel_bins)
+    encoder = dataclasses.replace(tiny.audio, **audio)
+    frames = {"n_mels": encoder.num_mel_bins, "chunk_frames": encoder.chunk_frames}
     config = dataclasses.replace(
         tiny,
-        audio=dataclasses.replace(tiny.audio, **audio),
+        audio=encoder,
         text=dataclasses.replace(tiny.text, **(text or {})),
-        mel=dataclasses.replace(tiny.mel, n_mels=mels),
+        mel=dataclasses.replace(tiny.mel, **frames),
     )
     theirs = reference.thinker(config)
     return Pair(config, theirs, omni.build(config, reference.params_of(theirs, config)))

@@ -183,7 +183,10 @@ def logits_of(config, stacked, tokens, mel):
 
 
 @functools.partial(
-    jax.jit, static_argnums=0, static_argnames=("remat", "scan", "dtype", "frozen_layers")
+    jax.jit,
+    static_argnums=0,
+    static_argnames=("remat", "scan", "dtype", "frozen_layers"),
+    compiler_options={"xla_backend_optimization_level": 0},  # compiles in half the time
 )
 @functools.partial(jax.value_and_grad, argnums=1)
 def loss_and_grad(config, stacked, tokens, mel, **how):
@@ -199,7 +202,7 @@ def test_gradients_do_not_depend_on_remat_or_scan(tiny, params, stream):
     assert np.isfinite(loss)
     for name, g in grads.items():
         assert np.isfinite(g).all() and (np.abs(g).max() > 0) == ("bos_eos" not in name), name
-    for how in ({"remat": False}, {"scan": False}):
+    for how in ({"remat": False}, {"remat": False, "scan": False}):
         other_loss, others = loss_and_grad(tiny, omni.stack_layers(params), *stream, **how)
         assert other_loss == pytest.approx(float(loss), rel=1e-6)
         for name, g in grads.items():

@@ -167,7 +167,8 @@ def test_positions_of_whisper(pair):
     from ai_jax.model.audio_encoder import _sinusoids
 
     table = pair.theirs.model.audio_tower.positional_embedding.positional_embedding[:100]
-    close(_sinusoids(100, pair.config.audio.d_model), table, tolerance=1e-6)
+    # Angles reach 100, where float32 values are 7.6e-6 apart.
+    close(_sinusoids(100, pair.config.audio.d_model), table, tolerance=1e-5)
 
 
 # Logits.

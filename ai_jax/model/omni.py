@@ -77,8 +77,7 @@ def abstract_params(
     config: ModelConfig, dtype: DType = jnp.float32
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Names, shapes and dtype of the weights, without any memory."""
-    weights = _abstract(config, jnp.dtype(jnp.float32), stacked=False)[1]
-    return {name: jax.ShapeDtypeStruct(w.shape, dtype) for name, w in weights.items()}
+    return jax.eval_shape(lambda: init_params(config, 0, dtype))
 
 
 def build(config: ModelConfig, params: Params, dtype: DType = jnp.float32) -> AudioInteractionModel:
@@ -86,7 +85,7 @@ def build(config: ModelConfig, params: Params, dtype: DType = jnp.float32) -> Au
 
     Raises UserError that names a weight which is missing, unknown or of another shape.
     """
-    graphdef, expected = _abstract(config, jnp.dtype(dtype), stacked=False)
+    expected = abstract_params(config)
     for name in sorted(expected.keys() | params.keys()):
         if name not in params:
             raise UserError(f"the weight '{name}' is missing for the model '{config.name}'")
@@ -95,13 +94,13 @@ def build(config: ModelConfig, params: Params, dtype: DType = jnp.float32) -> Au
         got, want = tuple(params[name].shape), expected[name].shape
         if got != want:
             raise UserError(f"the weight '{name}' has shape {got}, the config says {want}")
-    return nnx.merge(graphdef, _to_state(params))
+    return nnx.merge(_graphdef(config, dtype, stacked=False), _to_state(params))
 
 
 def get_params(model: nnx.Module) -> Params:
     """The weights of a model or of a part of it; the inverse of ``build``."""
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    return {".".join(map(str, path)): param.get_value() for path, param in flat}
+    return {".".join(map(str, path)): param[...] for path, param in flat}
 
 
 def stack_layers(params: Mapping[str, jax.Array]) -> Params:
@@ -134,16 +133,11 @@ _LAYER = re.compile(r"(.*\.layers)\.(\d+)\.(.*)")
 
 
 @functools.lru_cache(maxsize=32)
-def _abstract(
-    config: ModelConfig, dtype: DType, *, stacked: bool
-) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-    """Structure and weights of a model that computes in ``dtype``, without any memory."""
-
+def _graphdef(config: ModelConfig, dtype: DType, *, stacked: bool) -> nnx.GraphDef:
     def make():
         return AudioInteractionModel(config, rngs=nnx.Rngs(0), dtype=dtype, stacked=stacked)
 
-    model = nnx.eval_shape(make)
-    return nnx.split(model)[0], get_params(model)
+    return nnx.split(nnx.eval_shape(make))[0]
 
 
 def _to_state(params: Mapping[str, jax.Array]) -> nnx.State:
@@ -209,8 +203,7 @@ def forward(
     compiled program; False unrolls it, which compiles longer. frozen_layers: no gradient flows
     into so many lower layers of the audio tower, nor into its convolutions.
     """
-    graphdef, _ = _abstract(config, jnp.dtype(dtype), stacked=True)
-    model = nnx.merge(graphdef, _to_state(stacked_params))
+    model = nnx.merge(_graphdef(config, dtype, stacked=True), _to_state(stacked_params))
     b, c = mel_bcfm.shape[:2]
     how = {"remat": remat, "unroll": not scan}
     mel_bfm = mel_bcfm.reshape(b * c, *mel_bcfm.shape[2:])

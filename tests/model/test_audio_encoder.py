@@ -12,8 +12,6 @@ from ai_jax.config import AudioConfig
 from ai_jax.errors import UserError
 from ai_jax.model.audio_encoder import AudioEncoder, audio_tokens
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def make(audio, dtype=jnp.float32):
     """A compiled encoder with random weights: ``run(mel, frames=None)``."""

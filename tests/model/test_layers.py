@@ -11,7 +11,6 @@ from scipy.special import erf
 
 from ai_jax.model import layers
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 F32 = {"dtype": jnp.float32, "param_dtype": jnp.float32}
 
 

@@ -22,7 +22,7 @@ from ai_jax.model.audio_encoder import audio_tokens  # noqa: E402
 from ai_jax.model.cache import init_cache  # noqa: E402
 from ai_jax.model.layers import rope_angles  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_compilation")]
+pytestmark = pytest.mark.torch
 encode = jax.jit(omni.encode, static_argnums=0)
 extend = jax.jit(omni.extend, static_argnums=0, donate_argnums=2)
 

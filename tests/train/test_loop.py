@@ -48,7 +48,6 @@ def start_process(run, *arguments):
     env = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     command = [sys.executable, SCRIPT, run, *arguments]
     return subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)

@@ -122,17 +122,17 @@ def _audio(c: AudioConfig) -> dict[str, Shape]:
     }
     for i in range(c.encoder_layers):
         layer = (
-            _norm("self_attn_layer_norm", d)
-            | _linear("self_attn.q_proj", d, d)
+            norm("self_attn_layer_norm", d)
+            | linear("self_attn.q_proj", d, d)
             | {"self_attn.k_proj.weight": (d, d)}
-            | _linear("self_attn.v_proj", d, d)
-            | _linear("self_attn.out_proj", d, d)
-            | _norm("final_layer_norm", d)
-            | _linear("fc1", c.encoder_ffn_dim, d)
-            | _linear("fc2", d, c.encoder_ffn_dim)
+            | linear("self_attn.v_proj", d, d)
+            | linear("self_attn.out_proj", d, d)
+            | norm("final_layer_norm", d)
+            | linear("fc1", c.encoder_ffn_dim, d)
+            | linear("fc2", d, c.encoder_ffn_dim)
         )
         shapes |= {f"layers.{i}.{k}": v for k, v in layer.items()}
-    return shapes | _norm("ln_post", d) | _linear("proj", c.output_dim, d)
+    return shapes | norm("ln_post", d) | linear("proj", c.output_dim, d)
 
 
 def _text(c: TextConfig) -> dict[str, Shape]:
@@ -142,9 +142,9 @@ def _text(c: TextConfig) -> dict[str, Shape]:
     for i in range(c.num_hidden_layers):
         layer = (
             {"input_layernorm.weight": (d,)}
-            | _linear("self_attn.q_proj", q, d)
-            | _linear("self_attn.k_proj", kv, d)
-            | _linear("self_attn.v_proj", kv, d)
+            | linear("self_attn.q_proj", q, d)
+            | linear("self_attn.k_proj", kv, d)
+            | linear("self_attn.v_proj", kv, d)
             | {"self_attn.o_proj.weight": (d, q)}
             | {"post_attention_layernorm.weight": (d,)}
             | {"mlp.gate_proj.weight": (ffn, d), "mlp.up_proj.weight": (ffn, d)}
@@ -157,9 +157,11 @@ def _text(c: TextConfig) -> dict[str, Shape]:
     return shapes
 
 
-def _linear(name: str, rows: int, columns: int) -> dict[str, Shape]:
+def linear(name: str, rows: int, columns: int) -> dict[str, Shape]:
+    """Weight and bias of a linear map."""
     return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
 
 
-def _norm(name: str, width: int) -> dict[str, Shape]:
+def norm(name: str, width: int) -> dict[str, Shape]:
+    """Weight and bias of a LayerNorm."""
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}

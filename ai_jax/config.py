@@ -64,7 +64,11 @@ class AudioConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """Decoder. Field names are Hugging Face's ``Qwen2_5OmniTextConfig``."""
+    """Decoder. Field names are Hugging Face's ``Qwen2_5OmniTextConfig``, but for the last one.
+
+    fp16_positions: round positions to float16 before RoPE, so that odd ones above 2,048 coincide
+    with their neighbours. The authors' code does, and weights that it trained may expect it.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -77,6 +81,7 @@ class TextConfig:
     rope_theta: float = 1e6
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
+    fp16_positions: bool = False
 
     def __post_init__(self) -> None:
         _require(
@@ -85,6 +90,11 @@ class TextConfig:
             (self.num_attention_heads, self.num_key_value_heads),
         )
         _require(self.head_dim % 2 == 0, "head_dim must be even", self.head_dim)
+        _require(
+            not self.fp16_positions or self.max_position_embeddings <= 65504,
+            "with fp16_positions, max_position_embeddings must not exceed 65504",
+            self.max_position_embeddings,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ai_jax.config import TextConfig
 from ai_jax.errors import UserError
-from ai_jax.model.layers import DType, rope_angles, rotate
+from ai_jax.model.layers import DType, rope_angles, rope_positions, rotate
 
 
 @jax.tree_util.register_dataclass
@@ -82,7 +82,9 @@ def slide(config: TextConfig, cache: KVCache, prefix_b: jax.Array, drop_b: jax.A
     place_s = jnp.arange(cache.max_len)
     shift_bs = jnp.where(place_s >= prefix_b[:, None], drop_b[:, None], 0)
     source_bs = jnp.minimum(place_s + shift_bs, cache.max_len - 1)
-    angle_bsr = rope_angles(-shift_bs, config.head_dim, config.rope_theta)
+    # Rounded positions are not all apart what their places are, so the turn is their difference.
+    old_bs, new_s = (rope_positions(x, config.fp16_positions) for x in (source_bs, place_s))
+    angle_bsr = rope_angles(new_s - old_bs, config.head_dim, config.rope_theta)
     cos, sin = jnp.cos(angle_bsr)[:, None], jnp.sin(angle_bsr)[:, None]
 
     def move(buffer_bksd):

@@ -24,6 +24,7 @@ from ai_jax.model.layers import (
     causal_attention,
     make_layers,
     rope_angles,
+    rope_positions,
     rotate,
     silu,
 )
@@ -157,7 +158,8 @@ class Decoder(nnx.Module):
         x_btd = jnp.where((length_b <= cache.max_len)[:, None, None], x_btd, jnp.nan)
         return self.norm(x_btd), KVCache(k=tuple(keys), v=tuple(values), length_b=length_b)
 
-    def _rope(self, positions_bt: jax.Array) -> Rope:
+    def _rope(self, places_bt: jax.Array) -> Rope:
+        positions_bt = rope_positions(places_bt, self.config.fp16_positions)
         angles = rope_angles(positions_bt, self.config.head_dim, self.config.rope_theta)
         angles = angles[:, :, None]
         return jnp.cos(angles).astype(self.dtype), jnp.sin(angles).astype(self.dtype)

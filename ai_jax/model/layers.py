@@ -110,8 +110,16 @@ def causal_attention(q_bthd: jax.Array, k_bktd: jax.Array, v_bktd: jax.Array) ->
     return jnp.concatenate(out, axis=1)
 
 
+def rope_positions(places: jax.Array, fp16: bool) -> jax.Array:
+    """What RoPE takes for the position of each place: itself, or its float16 rounding (float32)."""
+    if not fp16:
+        return places
+    # Not astype: XLA may drop a conversion to float16 and back, and with it the rounding.
+    return jax.lax.reduce_precision(places.astype(jnp.float32), exponent_bits=5, mantissa_bits=10)
+
+
 def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> jax.Array:
-    """RoPE angles, float32 [..., head_dim / 2], of integer positions [...]."""
+    """RoPE angles, float32 [..., head_dim / 2], of whole-numbered positions [...]."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     inv_freq = np.float32(1) / np.float32(theta) ** exponent
     return positions[..., None].astype(jnp.float32) * inv_freq

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ai_jax.convert import shards
 from ai_jax.convert.files import progress
 from ai_jax.convert.groups import GROUPS, group_of
 from ai_jax.convert.source import Source
@@ -64,7 +65,9 @@ def compare(a: Source, b: Source) -> tuple[GroupDiff, ...]:
                 raise RuntimeError(f"asked both for one tensor, got {name} and {other}")
             differences[name] = difference(x, y)
             advance(x.nbytes + y.nbytes)
-            del x, y
+            for tensor in (x, y):
+                shards.let_go(tensor)
+            del x, y, tensor
     parts: dict[str, list[str]] = collections.defaultdict(list)
     for name in (*a.specs, *(name for name in b.specs if name not in a.specs)):
         parts[group_of(name)].append(name)

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from ai_jax.config import to_dict
+from ai_jax.convert import shards
 from ai_jax.convert.files import progress
 from ai_jax.convert.groups import GROUPS, group_of
+from ai_jax.convert.open import open_source
 from ai_jax.convert.shards import Spec
 from ai_jax.convert.source import Source
 
@@ -50,7 +52,8 @@ class Report:
 
     parameters, bytes: of all tensors; ``parameters_run`` of those that the model runs. sizes: the
     architecture. stream: format, control ids and limits of a session. files: what lies beside the
-    weights. fingerprint: None unless asked for.
+    weights. conversion: of a converted checkpoint, how it was made: parts skipped, dtype cast to.
+    fingerprint: None unless asked for.
     """
 
     path: str
@@ -69,6 +72,7 @@ class Report:
     tokenizer: bool
     files: tuple[str, ...]
     provenance: Mapping[str, Any]
+    conversion: Mapping[str, Any]
     fingerprint: Fingerprint | None
 
     def to_json(self) -> dict[str, Any]:
@@ -100,17 +104,14 @@ def inspect(source: str | Path | Source, *, fingerprint: bool = False) -> Report
         tokenizer=source.tokenizer is not None,
         files=tuple(sorted(source.files)),
         provenance=dict(source.provenance),
+        conversion=dict(source.conversion),
         fingerprint=fingerprint_of(source) if fingerprint else None,
     )
 
 
 def opened(source: str | Path | Source) -> Source:
     """The model at a path, or the one given."""
-    if isinstance(source, Source):
-        return source
-    from ai_jax.convert.open import open_source
-
-    return open_source(source)
+    return source if isinstance(source, Source) else open_source(source)
 
 
 def _parameters(specs: Iterable[Spec]) -> int:
@@ -173,7 +174,9 @@ def fingerprint_of(source: Source) -> Fingerprint:
 
 def _digest(tensor: np.ndarray) -> bytes:
     # Processors compute SHA-256 in hardware: it is faster than BLAKE2 there.
-    return hashlib.sha256(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)).digest()
+    digest = hashlib.sha256(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)).digest()
+    shards.let_go(tensor)
+    return digest
 
 
 def _combine(source: Source, names: Iterable[str], digests: Mapping[str, bytes]) -> str:
@@ -255,7 +258,8 @@ def _facts(r: Report) -> list[tuple[str, str]]:
         ("listens", f"{r.chunk_seconds:g} s at a time, cache of {r.max_len:,} tokens"),
         ("tokenizer", "yes" if r.tokenizer else "none: copy a tokenizer.json there to listen"),
         ("files", ", ".join(r.files) or "none"),
-        *((f"from: {key}", _plain(value)) for key, value in r.provenance.items()),
+        *((f"origin: {key}", _plain(value)) for key, value in r.provenance.items()),
+        *((f"conversion: {key}", _plain(value)) for key, value in r.conversion.items() if value),
     ]
     if r.fingerprint is None:
         return [*facts, ("fingerprint", "not computed (--fingerprint reads all weights)")]

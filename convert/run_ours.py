@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from ai_jax.config import ModelConfig
+from ai_jax.convert import shards
 from ai_jax.convert.files import progress
 from ai_jax.convert.runners import chunk_tokens
 from ai_jax.convert.source import Source
@@ -38,6 +39,7 @@ class Ours:
             for name, tensor in source.fetch(list(source.params)):
                 params[name] = jnp.asarray(tensor.astype(np.float32))
                 advance(tensor.nbytes)
+                shards.let_go(tensor)
         self._graphdef, self._state = nnx.split(omni.build(config, params))
         self._cache = init_cache(config.text, 1, max_len)
         self._width = self._block(config)

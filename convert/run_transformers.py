@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,7 +13,6 @@ import transformers
 from transformers import DynamicCache, Qwen2_5OmniThinkerConfig
 from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
 
-from ai_jax.convert.files import progress
 from ai_jax.convert.mapping import VISION
 from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
@@ -31,7 +31,7 @@ class Transformers:
         config.audio_token_id = source.config.stream.format.audio
         # Nothing is seen here: the vision tower's layers would only fill memory.
         config.vision_config.depth = 0
-        with _quiet(), progress(f"Loading {source.path.name} (transformers)", None):
+        with _quiet():
             model, found = Thinker.from_pretrained(
                 source.path,
                 config=config,
@@ -82,12 +82,13 @@ def _check(found: dict, source: Source) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own progress bar, and its warnings of what it leaves unused."""
+    """No warnings of what it leaves unused, nor a progress bar where nobody looks at it."""
     log = transformers.logging
     level = log.get_verbosity()
     bar = log.is_progress_bar_enabled()
     log.set_verbosity_error()
-    log.disable_progress_bar()
+    if not sys.stderr.isatty():
+        log.disable_progress_bar()
     try:
         yield
     finally:

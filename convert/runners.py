@@ -6,14 +6,18 @@ Both read the same tokens and the same mel frames, so that what they compute can
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import importlib.util
+import sys
+from collections.abc import Iterable
 from typing import Literal, Protocol
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from ai_jax.config import ModelConfig
-from ai_jax.convert.files import progress
 from ai_jax.convert.source import Source
 
 Implementation = Literal["ours", "transformers"]
@@ -68,7 +72,8 @@ def run(
 ) -> Output:
     """Load a model, run it on ``clips`` and greedily on ``mel_cfm``, and let it go again.
 
-    Of two models of full size in float32, an ordinary machine holds one at a time.
+    mel_cfm: [chunks, chunk_frames, mels]. reply_tokens: the longest reply in the greedy stream. Of
+    two models of full size in float32, an ordinary machine holds one at a time.
     """
     if implementation == "ours":
         from ai_jax.convert.run_ours import Ours as Kind
@@ -76,9 +81,15 @@ def run(
         from ai_jax.convert.run_transformers import Transformers as Kind
     try:
         model = Kind(source, stream_tokens(source.config, len(mel_cfm), reply_tokens))
-        with progress(f"Running {source.path.name} ({implementation})", None):
-            logits = tuple(model.one_pass(list(clip.tokens), clip.mel_cfm) for clip in clips)
-            return Output(logits, tuple(greedy(model, source.config, mel_cfm, reply_tokens)))
+        counted = functools.partial(
+            track,
+            description=f"Running {source.path.name} ({implementation})",
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+        logits = tuple(model.one_pass(list(clip.tokens), clip.mel_cfm) for clip in counted(clips))
+        return Output(logits, tuple(greedy(model, source.config, counted(mel_cfm), reply_tokens)))
     finally:
         model = None
         gc.collect()
@@ -95,7 +106,7 @@ def chunk_tokens(config: ModelConfig) -> list[int]:
 
 
 def greedy(
-    model: Runner, config: ModelConfig, mel_cfm: np.ndarray, reply_tokens: int
+    model: Runner, config: ModelConfig, mel_cfm: Iterable[np.ndarray], reply_tokens: int
 ) -> list[Choice]:
     """Decide after each chunk and reply in up to ``reply_tokens``: always the likeliest token.
 

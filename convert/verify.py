@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ai_jax.config import to_dict
+from ai_jax.convert import hf, mapping
 from ai_jax.convert.behaviour import Behaviour, material, run_both
 from ai_jax.convert.compare import GroupDiff, compare
 from ai_jax.convert.inspect import opened
@@ -188,9 +189,13 @@ def _judge_missing(
     groups: tuple[GroupDiff, ...], a: Source, b: Source, reasons: list, notes: list
 ) -> None:
     for g in groups:
-        for has, lacks, other, names in (("A", "B", b, g.only_a), ("B", "A", a, g.only_b)):
+        sides = (("A", a, "B", b, g.only_a), ("B", b, "A", a, g.only_b))
+        for has, owner, lacks, other, names in sides:
+            stand_ins = [name for name in names if _is_stand_in(name, owner)]
             skipped = [name for name in names if _skipped(name, other)]
-            missing = [name for name in names if name not in skipped]
+            missing = [name for name in names if name not in {*stand_ins, *skipped}]
+            if stand_ins:
+                notes.append(f"{g.group}: {has} has stand-ins, which transformers asks for")
             if skipped:
                 notes.append(f"{g.group}: {lacks} was converted without {len(skipped)} tensors")
             if missing:
@@ -201,8 +206,13 @@ def _judge_missing(
 
 def _skipped(name: str, source: Source) -> bool:
     """Whether the conversion that made ``source`` noted to leave the tensor out."""
-    parts = source.provenance.get("skipped", ())
-    return any(name == part or name.startswith(f"{part.rstrip('.')}.") for part in parts)
+    parts = source.conversion.get("skipped", ())
+    return any(name.startswith(mapping.PARTS[part]) for part in parts)
+
+
+def _is_stand_in(name: str, source: Source) -> bool:
+    """Whether a tensor is but what transformers asks for where there is no vision."""
+    return source.specs[name].shape == hf.NO_VISION_SHAPES.get(name)
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

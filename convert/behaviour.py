@@ -170,10 +170,11 @@ def _scale(output: Output) -> float:
 def _clip_diff(clip: Clip, a_tv: np.ndarray, b_tv: np.ndarray) -> ClipDiff:
     gap = float(np.abs(a_tv - b_tv).max())
     largest = float(np.abs(a_tv).max())
-    if np.isfinite(gap) and largest:
+    if not np.isfinite(gap):
+        gap = np.inf  # NaN: what cannot be compared is not equal
+    if np.isfinite(largest) and largest:
         relative = gap / largest
     else:
-        # NaN: what cannot be compared is not equal.
         relative = 0.0 if gap == 0 else np.inf
     return ClipDiff(
         clip=clip.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from ai_jax.convert import shards
 from ai_jax.convert.files import progress
 from ai_jax.convert.groups import GROUPS, group_of
 from ai_jax.convert.source import Source
+
+Tensors = Iterator[tuple[str, np.ndarray]]
 
 _BLOCK = 1 << 18  # elements; blocks of a tensor fit the processor's cache
 
@@ -59,20 +61,26 @@ def compare(a: Source, b: Source) -> tuple[GroupDiff, ...]:
     differences: dict[str, Difference] = {}
     size = sum(a.specs[name].nbytes + b.specs[name].nbytes for name in same_shape)
     with progress("Comparing weights", size) as advance:
-        pairs = zip(a.fetch(same_shape), b.fetch(same_shape), strict=True)
-        for (name, x), (other, y) in pairs:
-            if name != other:
-                raise RuntimeError(f"asked both for one tensor, got {name} and {other}")
-            differences[name] = difference(x, y)
-            advance(x.nbytes + y.nbytes)
-            for tensor in (x, y):
-                shards.let_go(tensor)
-            del x, y, tensor
+        from_a, from_b = iter(a.fetch(same_shape)), iter(b.fetch(same_shape))
+        for name in same_shape:
+            differences[name] = _compare_next(name, from_a, from_b)
+            advance(a.specs[name].nbytes + b.specs[name].nbytes)
     parts: dict[str, list[str]] = collections.defaultdict(list)
     for name in (*a.specs, *(name for name in b.specs if name not in a.specs)):
         parts[group_of(name)].append(name)
     ordered = sorted(parts.items(), key=lambda part: GROUPS.index(part[0]))
     return tuple(_sum_up(group, names, a, b, differences) for group, names in ordered)
+
+
+def _compare_next(name: str, from_a: Tensors, from_b: Tensors) -> Difference:
+    """Compare the next tensor of each, and let go of both."""
+    (first, x), (second, y) = next(from_a), next(from_b)
+    if not first == second == name:
+        raise RuntimeError(f"asked for {name}, got {first} and {second}")
+    result = difference(x, y)
+    shards.let_go(x)
+    shards.let_go(y)
+    return result
 
 
 def _sum_up(

@@ -47,34 +47,62 @@ def write_json(path: Path, data: Any) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(out: str | Path, *, overwrite: bool, source: Path | None = None) -> Iterator[Path]:
+def whole_folder(
+    out: str | Path, *, overwrite: bool, source: Path | None = None, size: int = 0
+) -> Iterator[Path]:
     """Yield a path at which to make a folder; it takes the name ``out`` only once it is complete.
 
-    However the writing ends, ``out`` is either what it was or the whole new folder. Raises
-    UserError if ``out`` exists and ``overwrite`` is off, if it is something else than a model
-    folder, or if replacing it would delete ``source``.
+    However the writing ends, ``out`` is either what it was or the whole new folder, safe on disk.
+    Raises UserError if ``out`` exists and ``overwrite`` is off, if it is something else than a
+    model folder, if it is, holds or lies inside ``source``, if there is no room for ``size`` bytes,
+    or if the disk is full.
     """
     out = Path(out).absolute()
+    partial, old = (out.with_name(out.name + suffix) for suffix in (".partial", ".old"))
+    if old.exists() and not out.exists():
+        os.rename(old, out)  # a run was killed between the two renames that replace a folder
     if out.exists() or out.is_symlink():
         _check_replaceable(out, overwrite, source)
-    partial = out.with_name(out.name + ".partial")
+    if source is not None and out.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{out} lies inside {source}, which is read; choose a folder outside of it")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Left behind by a run that was killed.
         shutil.rmtree(partial, ignore_errors=True)
+        _check_room(out, size)
         yield partial
-        _move_into_place(partial, out)
+        _sync(partial)
+        _move_into_place(partial, out, old)
     except OSError as e:
-        raise UserError(f"cannot write {out}: {e.strerror or e} ({e.filename or 'no file'})") from e
+        file = f" ({e.filename})" if e.filename else ""
+        raise UserError(f"cannot write {out}: {e.strerror or e}{file}") from e
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _move_into_place(new: Path, out: Path) -> None:
+def _check_room(out: Path, size: int) -> None:
+    free = shutil.disk_usage(out.parent).free
+    if size > free:
+        raise UserError(
+            f"there is no room for {out}: it takes {size / 1e9:,.1f} GB and {free / 1e9:,.1f} GB "
+            "are free; make room or choose another disk"
+        )
+
+
+def _sync(folder: Path) -> None:
+    """Have all of a folder on disk before it takes its name."""
+    for path in [folder, *folder.rglob("*")]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _move_into_place(new: Path, out: Path, old: Path) -> None:
     if not out.exists():
         os.rename(new, out)
         return
-    old = out.with_name(out.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     os.rename(out, old)
     try:
@@ -96,16 +124,24 @@ def _check_replaceable(out: Path, overwrite: bool, source: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr if that is a terminal; yields ``advance(bytes)``. total None: unknown."""
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr if that is a terminal; yields ``advance(bytes)``."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        *([DownloadColumn()] if total else []),
-        TimeElapsedColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
         transient=True,

@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face format: their config, their side files, and writing one.
+"""Model folders in Hugging Face format: opening one, and their config to ours and back.
 
 A folder holds ``config.json`` (``Qwen2_5OmniThinkerConfig``, or the full Qwen2.5-Omni config
 around it), safetensors weights, ``tokenizer.json`` and, once we wrote it, ``ai_jax.json``.
@@ -7,28 +7,17 @@ around it), safetensors weights, ``tokenizer.json`` and, once we wrote it, ``ai_
 from __future__ import annotations
 
 import json
-import shutil
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-from tokenizers import Tokenizer
 
 from ai_jax.audio.mel import MelConfig
 from ai_jax.config import AudioConfig, ModelConfig, StreamConfig, TextConfig, from_dict
 from ai_jax.convert import mapping, shards
-from ai_jax.convert.files import (
-    INFO,
-    Summary,
-    progress,
-    read_info,
-    whole_folder,
-    write_info,
-    write_json,
-)
+from ai_jax.convert.files import INFO, read_info
+from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 from ai_jax.tokens import PAPER, StreamFormat
 
@@ -36,7 +25,11 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CARD = "README.md"
+PREPROCESSOR = "preprocessor_config.json"
 THINKER = "qwen2_5_omni_thinker"
+ARCHITECTURE = "Qwen2_5OmniThinkerForConditionalGeneration"
+
+EMBEDDING = "model.embed_tokens.weight"
 
 # The stock model reads 2 s blocks; here the same weights listen in chunks of 400 ms.
 _OFFLINE_N_WINDOW, _STREAMING_N_WINDOW = 100, 20
@@ -73,7 +66,7 @@ _FIXED = (
 
 # transformers always builds a vision tower. This is the smallest one that it accepts: no layers,
 # and one attention head of four channels, the least that can be rotated along two axes.
-_NO_VISION = {
+NO_VISION = {
     "model_type": "qwen2_5_omni_vision_encoder",
     "depth": 0,
     "fullatt_block_indexes": [],
@@ -86,7 +79,7 @@ _NO_VISION = {
     "spatial_merge_size": 1,
     "out_hidden_size": 4,
 }
-_NO_VISION_SHAPES: dict[str, mapping.Shape] = {
+NO_VISION_SHAPES: dict[str, mapping.Shape] = {
     "visual.patch_embed.proj.weight": (4, 1, 1, 1, 1),
     "visual.merger.ln_q.weight": (4,),
     "visual.merger.mlp.0.weight": (4, 4),
@@ -94,6 +87,65 @@ _NO_VISION_SHAPES: dict[str, mapping.Shape] = {
     "visual.merger.mlp.2.weight": (4, 4),
     "visual.merger.mlp.2.bias": (4,),
 }
+
+
+def open_hf(folder: Path) -> Source:
+    """Open a model folder in Hugging Face format.
+
+    Raises UserError naming the tensor or file that is missing, damaged, unknown, duplicated, of the
+    wrong shape or not of floating point, or a config that the model cannot follow.
+    """
+    config = model_config(folder)
+    tensors = shards.open_folder(folder)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    found = mapping.partition(config, shapes, folder)
+    _check_dtypes(found, tensors, folder)
+    canonical = {mapping.to_ours(name, found.prefix): name for name in tensors}
+    if config.text.tie_word_embeddings and "lm_head.weight" in canonical:
+        _check_tied(*(tensors[canonical[n]] for n in (EMBEDDING, "lm_head.weight")), folder)
+
+    def fetch(names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+        return ((name, tensors[canonical[name]]) for name in names)
+
+    info = folder / INFO if (folder / INFO).exists() else None
+    return Source(
+        path=folder,
+        kind="hf",
+        config=config,
+        specs={
+            name: shards.Spec(tensors[hf_name].shape, tensors[hf_name].dtype)
+            for name, hf_name in canonical.items()
+        },
+        params=tuple(found.params),
+        fetch=fetch,
+        prefix=found.prefix,
+        tokenizer=folder / TOKENIZER if (folder / TOKENIZER).is_file() else None,
+        files={path.name: path for path in side_files(folder)},
+        layout=shards.Layout.of(folder),
+        info=info,
+        provenance=read_info(info)[1] if info else {"source": folder.resolve().name},
+    )
+
+
+def _check_dtypes(found: mapping.Partition, tensors: dict[str, np.ndarray], folder: Path) -> None:
+    for name in found.params.values():
+        dtype = tensors[name].dtype
+        if dtype.name not in ("float32", "float16", "bfloat16"):
+            raise UserError(
+                f"{folder}: the tensor '{name}' is {dtype.name}; give the unquantised model, in "
+                "float32, float16 or bfloat16"
+            )
+
+
+def _check_tied(embedding: np.ndarray, head: np.ndarray, folder: Path) -> None:
+    """A head that nobody reads must at least not differ from the embedding read in its place."""
+    same = embedding.shape == head.shape and embedding.dtype == head.dtype
+    bits = f"u{embedding.itemsize}"
+    if not same or not np.array_equal(embedding.view(bits), head.view(bits)):
+        raise UserError(
+            f"{folder}: config.json ties the head to the embedding, but 'lm_head.weight' differs "
+            "from it; set tie_word_embeddings to false there, or remove the tensor"
+        )
 
 
 def model_config(folder: Path) -> ModelConfig:
@@ -136,7 +188,7 @@ def from_hf_config(data: Any, *, name: str, where: object) -> ModelConfig:
         text=text,
         mel=MelConfig(n_mels=audio.num_mel_bins, chunk_frames=audio.chunk_frames),
         stream=StreamConfig(
-            format=_stream_format(thinker, text.vocab_size),
+            format=_stream_format(thinker, text.vocab_size, where),
             max_len=min(4096, text.max_position_embeddings),
         ),
     )
@@ -161,10 +213,16 @@ def _text_section(thinker: dict[str, Any], where: object) -> dict[str, Any]:
     }
 
 
-def _stream_format(thinker: dict[str, Any], vocab: int) -> StreamFormat:
+def _stream_format(thinker: dict[str, Any], vocab: int, where: object) -> StreamFormat:
     """The paper's format. A vocabulary too small for its ids has the controls in its last rows."""
     if vocab > PAPER.response:
         return PAPER
+    if vocab > PAPER.eos:
+        raise UserError(
+            f"{where}: vocab_size is {vocab}, which leaves no rows for the control tokens "
+            f"{PAPER.silent} and {PAPER.response}; resize the embeddings to 151936 rows "
+            "(resize_token_embeddings), or take the original checkpoint"
+        )
     ids = thinker | thinker.get("text_config", {})
 
     def known(key: str, fallback: int) -> int:
@@ -188,7 +246,7 @@ def to_hf_config(config: ModelConfig, dtype: np.dtype) -> dict[str, Any]:
     tie = text.tie_word_embeddings
     stream = config.stream.format
     return {
-        "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
+        "architectures": [ARCHITECTURE],
         "model_type": THINKER,
         "dtype": dtype.name,
         "tie_word_embeddings": tie,
@@ -208,7 +266,7 @@ def to_hf_config(config: ModelConfig, dtype: np.dtype) -> dict[str, Any]:
             "pad_token_id": stream.pad,
             "eos_token_id": stream.eos,
         },
-        "vision_config": _NO_VISION,
+        "vision_config": NO_VISION,
     }
 
 
@@ -220,104 +278,39 @@ def side_files(folder: Path) -> list[Path]:
         if p.is_file()
         and p.suffix not in _WEIGHTS_OR_CODE
         and not p.name.startswith(".")
-        and p.name != INFO
+        and p.name not in (INFO, shards.INDEX)
     )
 
 
-def write_model_folder(
-    config: ModelConfig,
-    params: Mapping[str, Any],
-    out: str | Path,
-    tokenizer_path: str | Path | None,
-    card: str,
-    provenance: dict[str, Any],
-    dtype: Any = ml_dtypes.bfloat16,
-    overwrite: bool = False,
-) -> Summary:
-    """Export a model trained here as a folder that we and ``transformers`` load.
-
-    params: our name -> array (NumPy or jax, any float dtype), cast to ``dtype`` one by one.
-    card: text of README.md. Raises UserError if a tensor is missing, superfluous or misshapen, or
-    ``out`` exists and ``overwrite`` is off.
-    """
-    dtype = np.dtype(dtype)
-    specs = {name: shards.Spec(tuple(p.shape), dtype) for name, p in params.items()}
-
-    def read(names: list[str]) -> Iterable[tuple[str, np.ndarray]]:
-        return ((name, np.asarray(params[name]).astype(dtype)) for name in names)
-
-    return write_trained(
-        config,
-        specs,
-        read,
-        out,
-        tokenizer_path=tokenizer_path,
-        card=card,
-        provenance=provenance,
-        overwrite=overwrite,
-    )
+def tokenizer_files(tokenizer: Path) -> dict[str, Path]:
+    """A ``tokenizer.json`` and the ``tokenizer_config.json`` beside it, if there is one."""
+    beside = tokenizer.with_name(TOKENIZER_CONFIG)
+    files = {TOKENIZER: tokenizer}
+    return files | {TOKENIZER_CONFIG: beside} if beside.is_file() else files
 
 
-def write_trained(
-    config: ModelConfig,
-    params: Mapping[str, shards.Spec],
-    read: shards.Read,
-    out: str | Path,
-    *,
-    tokenizer_path: str | Path | None,
-    card: str,
-    provenance: dict[str, Any],
-    overwrite: bool,
-    source: Path | None = None,
-) -> Summary:
-    """``write_model_folder`` for tensors that ``read`` yields one after another, as in ``params``.
-
-    source: what is being converted, if that is on disk; it is never overwritten.
-    """
-    start = time.monotonic()
-    shapes = {name: spec.shape for name, spec in params.items()}
-    mapping.partition(config, shapes, where=source or "the model to write")
-    dtype = params["model.embed_tokens.weight"].dtype
-    vision = {name: shards.Spec(shape, dtype) for name, shape in _NO_VISION_SHAPES.items()}
-    specs = dict(params) | vision
-    size = sum(spec.nbytes for spec in specs.values())
-
-    def read_all(names: list[str]) -> Iterable[tuple[str, np.ndarray]]:
-        ours = iter(read([name for name in names if name in params]))
-        for name in names:
-            yield next(ours) if name in params else (name, np.zeros(vision[name].shape, dtype))
-            advance(specs[name].nbytes)
-
-    with (
-        whole_folder(out, overwrite=overwrite, source=source) as folder,
-        progress(f"Writing {Path(out).name}", size) as advance,
-    ):
-        folder.mkdir()
-        shards.write_folder(folder, specs, read_all)
-        write_json(folder / CONFIG, to_hf_config(config, dtype))
-        write_info(folder / INFO, config, provenance)
-        (folder / CARD).write_text(card, encoding="utf-8")
-        if tokenizer_path is not None:
-            _write_tokenizer(Path(tokenizer_path), folder, config)
-    return Summary(len(specs), size, time.monotonic() - start)
+def set_dtype(config: dict[str, Any], dtype: np.dtype) -> None:
+    """Have a config.json, and the sections in it, say which dtype the weights have."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            set_dtype(value, dtype)
+        elif key in ("dtype", "torch_dtype") and value is not None:
+            config[key] = dtype.name
+    if "model_type" in config and config["model_type"] == THINKER:
+        config.setdefault("torch_dtype" if "torch_dtype" in config else "dtype", dtype.name)
 
 
-def _write_tokenizer(source: Path, folder: Path, config: ModelConfig) -> None:
-    """Copy ``tokenizer.json`` with the ``tokenizer_config.json`` beside it, or make that."""
-    shutil.copyfile(source, folder / TOKENIZER)
-    beside = source.with_name(TOKENIZER_CONFIG)
-    if beside.exists():
-        shutil.copyfile(beside, folder / TOKENIZER_CONFIG)
-        return
-    tokenizer = Tokenizer.from_file(str(source))
-    ids = {"eos_token": config.stream.format.eos, "pad_token": config.stream.format.pad}
-    tokens = {role: tokenizer.id_to_token(token) for role, token in ids.items()}
-    write_json(
-        folder / TOKENIZER_CONFIG,
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": config.text.max_position_embeddings,
-            "clean_up_tokenization_spaces": False,
-        }
-        | {role: token for role, token in tokens.items() if token is not None},
-    )
+def preprocessor(config: ModelConfig) -> dict[str, Any]:
+    """A ``preprocessor_config.json`` for ``WhisperFeatureExtractor``, the offline log-mel."""
+    mel = config.mel
+    return {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": mel.n_mels,
+        "sampling_rate": mel.sample_rate,
+        "n_fft": mel.n_fft,
+        "hop_length": mel.hop_length,
+        "chunk_length": 300,
+        "padding_value": 0.0,
+        "padding_side": "right",
+        "return_attention_mask": True,
+    }

@@ -22,6 +22,8 @@ PREFIX = "thinker."
 # listens does not have. They are carried through a conversion so that it can be undone.
 OTHER_MODELS = ("talker.", "token2wav.")
 VISION = "visual."
+# What can be left behind: name of the part -> how its tensors' names begin (without ``thinker.``).
+PARTS = {"vision": (VISION,), "talker": OTHER_MODELS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +47,13 @@ def expected(config: ModelConfig) -> dict[str, Shape]:
 
 
 def to_hf(name: str, prefix: str) -> str:
-    """The Hugging Face name of our tensor ``name``."""
-    return prefix + name
+    """The Hugging Face name of our tensor ``name``; only the thinker's have the prefix."""
+    return name if name.startswith(OTHER_MODELS) else prefix + name
 
 
-def to_ours(hf_name: str, prefix: str) -> str | None:
-    """Our name for the thinker's tensor ``hf_name``; None if it lacks the prefix."""
-    return hf_name.removeprefix(prefix) if hf_name.startswith(prefix) else None
+def to_ours(hf_name: str, prefix: str) -> str:
+    """The inverse of ``to_hf``."""
+    return hf_name.removeprefix(prefix)
 
 
 def partition(config: ModelConfig, shapes: Mapping[str, Shape], where: object) -> Partition:
@@ -67,9 +69,11 @@ def partition(config: ModelConfig, shapes: Mapping[str, Shape], where: object) -
     unmapped: list[str] = []
     for name in shapes:
         ours = to_ours(name, prefix)
-        if ours in want:
+        if to_hf(ours, prefix) != name:
+            unmapped.append(name)
+        elif ours in want:
             params[ours] = name
-        elif name.startswith(OTHER_MODELS) or (ours and _is_carried(ours, config)):
+        elif _is_carried(ours, config):
             carried.append(name)
         else:
             unmapped.append(name)
@@ -83,16 +87,34 @@ def partition(config: ModelConfig, shapes: Mapping[str, Shape], where: object) -
     missing = [to_hf(name, prefix) for name in want if name not in params]
     if missing:
         raise UserError(
-            f"{where}: the tensor '{missing[0]}'{_more(missing)} is missing. Download the folder "
-            "again, or correct the layer counts in its config"
+            f"{where}: the tensor '{missing[0]}'{_more(missing)} is missing. "
+            + (
+                "Download the folder again, or set tie_word_embeddings to true in its config if "
+                "embedding and head are one"
+                if missing == [to_hf("lm_head.weight", prefix)]
+                else "Download the folder again, or correct the layer counts in its config"
+            )
         )
     for ours, name in params.items():
         if tuple(shapes[name]) != want[ours]:
-            raise UserError(
-                f"{where}: the tensor '{name}' has shape {list(shapes[name])}, but the config asks "
-                f"for {list(want[ours])}. Correct the sizes in the folder's config"
-            )
+            raise _misshapen(name, tuple(shapes[name]), want[ours], config, where)
     return Partition(prefix, params, tuple(carried))
+
+
+def _misshapen(name: str, got: Shape, want: Shape, config: ModelConfig, where: object) -> UserError:
+    text = (
+        f"{where}: the tensor '{name}' has shape {list(got)}, but the config asks for {list(want)}"
+    )
+    rows = got[:1] != want[:1] and got[1:] == want[1:]
+    if rows and name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        return UserError(
+            f"{text}. Somebody resized the vocabulary: resize it to {want[0]} rows "
+            "(resize_token_embeddings), or take the original checkpoint"
+        )
+    return UserError(
+        f"{text}. Weights and config belong to models of different sizes: put the config of these "
+        "weights beside them"
+    )
 
 
 def _prefix(names: Iterable[str]) -> str:
@@ -104,7 +126,7 @@ def _prefix(names: Iterable[str]) -> str:
 def _is_carried(ours: str, config: ModelConfig) -> bool:
     # With tied embeddings a folder may still hold the head that nobody reads.
     tied_head = ours == "lm_head.weight" and config.text.tie_word_embeddings
-    return ours.startswith(VISION) or tied_head
+    return ours.startswith((VISION, *OTHER_MODELS)) or tied_head
 
 
 def _more(names: list[str]) -> str:

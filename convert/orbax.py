@@ -1,7 +1,8 @@
-"""Orbax checkpoints: which folders are some, what they hold, reading them in pieces.
+"""Orbax checkpoints: which folders are some, what they hold, reading and writing them in pieces.
 
-Layout: the checkpointable ``params`` (our flat names), ``carried`` (tensors that only travel along,
-under their Hugging Face names) if there are any, ``ai_jax.json``, and ``hf/`` with side files. A
+Layout: the checkpointable ``params`` (our flat names), ``carried`` (tensors that only travel along)
+if there are any, ``ai_jax.json``, ``hf/`` with the files that lay beside the weights, and
+``layout/`` with the headers and the index of the safetensors files that the tensors came from. A
 training run is a folder of such checkpoints named by step; it may hold ``ai_jax.json`` and ``hf/``
 once for all steps.
 """
@@ -9,19 +10,27 @@ once for all steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ai_jax.convert import shards
-from ai_jax.convert.files import INFO
+from ai_jax.convert import mapping, shards
+from ai_jax.convert.files import INFO, read_info
+from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 
 SIDE = "hf"
+LAYOUT = "layout"
+_TOKENIZER = "tokenizer.json"
 _MARKER = "_CHECKPOINT_METADATA"
-_READ_BYTES = 256 * 1024 * 1024
+_READ_BYTES = 256 << 20
+_BLOCK_BYTES = 64 << 20
+_TRANSACTION_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,25 +67,76 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / _MARKER).is_file() and (path / "params").is_dir()
 
 
-def specs(checkpoint: Checkpoint, part: str = "params") -> dict[str, shards.Spec]:
-    """Shape and dtype of each tensor of one part; empty if the checkpoint lacks the part."""
-    if not (checkpoint.path / part).is_dir():
-        return {}
+def open_orbax(checkpoint: Checkpoint) -> Source:
+    """Open a checkpoint. Raises UserError if it is damaged or does not fit its ``ai_jax.json``."""
     from orbax.checkpoint import v1 as ocp
 
-    tree = ocp.metadata(checkpoint.path.resolve(), part).metadata
+    path = checkpoint.path.resolve()
+    config, provenance = read_info(checkpoint.info())
+    try:
+        metadata = ocp.metadata(path, "params")
+        params = _specs(metadata.metadata)
+        has_carried = (path / "carried").is_dir()
+        carried = _specs(ocp.metadata(path, "carried").metadata) if has_carried else {}
+    except (ValueError, KeyError, OSError) as e:
+        reason = str(e).splitlines()[0]
+        raise UserError(f"{checkpoint.path} is damaged; convert or copy it again ({reason})") from e
+    found = mapping.partition(config, {k: v.shape for k, v in params.items()}, checkpoint.path)
+    of = params | carried
+
+    def fetch(names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+        streams = {
+            part: _read(path, part, [n for n in names if n in specs], specs)
+            for part, specs in (("params", params), ("carried", carried))
+        }
+        for name in names:
+            yield next(streams["params" if name in params else "carried"])
+
+    side = checkpoint.beside(SIDE)
+    files = {p.name: p for p in sorted(side.iterdir()) if p.is_file()} if side else {}
+    conversion = metadata.custom_metadata or {}
+    return Source(
+        path=checkpoint.path,
+        kind="orbax",
+        config=config,
+        specs=of,
+        params=tuple(found.params),
+        fetch=fetch,
+        prefix=conversion.get("prefix", ""),
+        tokenizer=files.get(_TOKENIZER),
+        files=files,
+        info=checkpoint.info(),
+        layout=_read_layout(checkpoint.path / LAYOUT),
+        step=checkpoint.step,
+        provenance=provenance,
+        conversion=conversion,
+    )
+
+
+def _specs(tree: Mapping[str, Any]) -> dict[str, shards.Spec]:
     return {name: shards.Spec(tuple(m.shape), np.dtype(m.dtype)) for name, m in tree.items()}
 
 
-def custom_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What its writer noted; ``from_hf`` notes the prefix of the Hugging Face names."""
-    from orbax.checkpoint import v1 as ocp
+def _read_layout(folder: Path) -> shards.Layout | None:
+    if not folder.is_dir():
+        return None
+    index = folder / shards.INDEX
+    headers = {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors"))}
+    return shards.Layout(headers, index.read_bytes() if index.exists() else None)
 
-    return ocp.metadata(checkpoint.path.resolve(), "params").custom_metadata or {}
+
+def write_layout(checkpoint: Path, layout: shards.Layout) -> None:
+    """Keep the headers and the index of the files that the tensors came from."""
+    folder = checkpoint / LAYOUT
+    folder.mkdir()
+    for file, header in layout.headers.items():
+        (folder / file).write_bytes(header)
+    if layout.index is not None:
+        (folder / shards.INDEX).write_bytes(layout.index)
 
 
-def read(
-    checkpoint: Checkpoint, part: str, names: list[str], of: Mapping[str, shards.Spec]
+def _read(
+    path: Path, part: str, names: list[str], of: Mapping[str, shards.Spec]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the named tensors in order, holding at most 256 MiB (or one tensor) at a time."""
     from orbax.checkpoint import v1 as ocp
@@ -85,19 +145,120 @@ def read(
         # A NumPy leaf asks for a NumPy array, whatever sharding the tensor was saved with.
         wanted = {name: np.empty(of[name].shape, of[name].dtype) for name in group}
         tree = {name: wanted.get(name, ocp.PLACEHOLDER) for name in of}
-        loaded = ocp.load_checkpointables(checkpoint.path.resolve(), {part: tree})[part]
+        loaded = ocp.load_checkpointables(path, {part: tree})[part]
         for name in group:
             # Let go of each as it is handed on: two large tensors need not be in memory together.
             yield name, loaded.pop(name)
 
 
-def write(path: Path, parts: dict[str, dict[str, np.ndarray]], metadata: dict[str, Any]) -> None:
-    """Write a checkpoint of NumPy arrays, which may be memory-mapped: none is copied whole."""
+def write(
+    path: Path,
+    parts: Mapping[str, Mapping[str, shards.Spec]],
+    read: shards.Read,
+    metadata: dict[str, Any],
+    on_block: Callable[[str, np.ndarray], None],
+) -> None:
+    """Write a checkpoint tensor by tensor; whatever their size, about 512 MiB are in memory.
+
+    parts: checkpointable -> tensor -> shape and dtype. read: yields the named tensors in the order
+    asked for; they are cast to the dtype of their spec. on_block: called with the name and every
+    block of rows on its way to disk; may raise to stop.
+
+    Orbax saves an array only when all of them are given at once, in their final dtype. So it makes
+    the folder and its metadata from scalars, and TensorStore then writes the arrays, in the format
+    that Orbax names there (Zarr 3 arrays in one OCDBT database per part), which stock Orbax reads.
+    """
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
-    # Weights hardly compress, and the copies guard against writers that we do not have.
-    context.array.saving.use_compression = False
-    context.memory.deepcopy_host_arrays = False
+    context.array.saving.array_metadata_store = None  # it would describe the scalars
+    scalars = {
+        part: {name: np.zeros((), spec.dtype) for name, spec in specs.items()}
+        for part, specs in parts.items()
+    }
     with context:
-        ocp.save_checkpointables(path, parts, custom_metadata=metadata)
+        ocp.save_checkpointables(path, scalars, custom_metadata=metadata)
+    for part, specs in parts.items():
+        for child in (path / part).iterdir():
+            if child.is_dir():
+                shutil.rmtree(child)
+            elif child.name != "_METADATA":
+                child.unlink()
+        try:
+            _fill(path / part, specs, read(list(specs)), on_block)
+        except ValueError as e:  # TensorStore's errors, of which a full disk is the likeliest
+            raise OSError(errno.EIO, _reason(e), str(path / part)) from e
+
+
+def _fill(
+    folder: Path,
+    specs: Mapping[str, shards.Spec],
+    tensors: Iterable[tuple[str, np.ndarray]],
+    on_block: Callable[[str, np.ndarray], None],
+) -> None:
+    """Write arrays into a new OCDBT database, one transaction while the next is being read."""
+    import tensorstore as ts
+
+    # Nothing is read again, and the caller syncs the whole folder.
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
+    database = {"driver": "ocdbt", "base": f"file://{folder.absolute()}/"}
+    transaction, held, committing = ts.Transaction(), 0, None
+    for (want, spec), (name, tensor) in zip(specs.items(), tensors, strict=True):
+        if name != want or tensor.shape != spec.shape:
+            raise RuntimeError(f"asked for {want} {spec}, got {name} {tensor.shape}")
+        array = {
+            "driver": "zarr3",
+            "kvstore": database | {"path": f"{name}/"},
+            "metadata": _zarr3(spec),
+            # Orbax takes an absent block of zeros for a damaged checkpoint.
+            "store_data_equal_to_fill_value": True,
+        }
+        for rows in _row_blocks(spec):
+            block = shards.aligned(tensor[rows], spec.dtype)
+            shards.let_go(tensor)
+            on_block(name, block)
+            store = ts.open(array, create=True, open=True, context=context, transaction=transaction)
+            target = store.result()[rows]
+            target.write(block, can_reference_source_data_indefinitely=True).result()
+            held += block.nbytes
+            if held >= _TRANSACTION_BYTES:
+                if committing is not None:
+                    committing.result()
+                committing = transaction.commit_async()
+                transaction, held = ts.Transaction(), 0
+    if committing is not None:
+        committing.result()
+    transaction.commit_sync()
+
+
+def _zarr3(spec: shards.Spec) -> dict[str, Any]:
+    rows = _rows(spec)
+    chunk = [max(1, n) for n in ((rows, *spec.shape[1:]) if spec.shape else ())]
+    return {
+        "shape": list(spec.shape),
+        "data_type": spec.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    }
+
+
+def _rows(spec: shards.Spec) -> int:
+    """Rows of a block: a chunk on disk, read and written as one."""
+    if not spec.shape or spec.nbytes <= _BLOCK_BYTES:
+        return spec.shape[0] if spec.shape else 1
+    return max(1, _BLOCK_BYTES * spec.shape[0] // spec.nbytes)
+
+
+def _row_blocks(spec: shards.Spec) -> list[Any]:
+    if not spec.shape:
+        return [...]
+    step = max(1, _rows(spec))
+    return [slice(i, min(i + step, spec.shape[0])) for i in range(0, spec.shape[0], step)] or [...]
+
+
+def _reason(error: ValueError) -> str:
+    """The system's words in an error of TensorStore."""
+    for code in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if os.strerror(code) in str(error):
+            return os.strerror(code)
+    return str(error).splitlines()[0]

@@ -1,7 +1,7 @@
 """Safetensors shards: memory-mapped reading and streaming writing.
 
-The ``safetensors`` package copies each tensor and wants a whole file in memory to write it. A view
-of the mapped file and a write tensor by tensor keep memory bounded by the largest tensor.
+The ``safetensors`` package copies each tensor and wants a whole file in memory to write it. Views
+of the mapped file, let go of after use, and writing tensor by tensor keep memory bounded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ai_jax.errors import UserError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5_000_000_000
+_ALIGNMENT = 64
 
 # In the order of the safetensors library: a file holds its tensors by falling dtype, then by name.
 _DTYPES: dict[str, np.dtype] = {
@@ -56,6 +57,9 @@ class Spec:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def cast(self, dtype: Any) -> Spec:
+        return Spec(self.shape, np.dtype(dtype))
+
 
 def open_folder(folder: Path) -> dict[str, np.ndarray]:
     """Read-only, memory-mapped views of every tensor of a folder of safetensors files.
@@ -89,13 +93,24 @@ def open_folder(folder: Path) -> dict[str, np.ndarray]:
                     "Delete the file that does not belong there"
                 )
             tensors[name], source[name] = tensor, file
-    for name, file in (index or {}).items():
+    if index is not None:
+        _check_index(folder, index, source)
+    return tensors
+
+
+def _check_index(folder: Path, index: Mapping[str, str], source: Mapping[str, str]) -> None:
+    for name, file in index.items():
         if source.get(name) != file:
             raise UserError(
                 f"{folder}: {INDEX} promises the tensor '{name}' in {file}, where it is not. "
                 "Download both again"
             )
-    return tensors
+    for name, file in source.items():
+        if name not in index:
+            raise UserError(
+                f"{folder}: {file} holds the tensor '{name}', which {INDEX} does not list. "
+                "Download both again"
+            )
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
@@ -137,18 +152,67 @@ def open_file(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
+def let_go(array: np.ndarray) -> None:
+    """Drop the resident pages of the mapped file that ``array`` is a view of, if it is one.
+
+    They count as this process's memory as long as they are mapped; the contents are read again
+    when touched.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if isinstance(owner, mmap.mmap):
+        owner.madvise(mmap.MADV_DONTNEED)
+
+
+def aligned(tensor: np.ndarray, dtype: np.dtype, *, copy: bool = True) -> np.ndarray:
+    """A copy in ``dtype`` at an address that TensorStore and XLA:CPU take without copying again.
+
+    copy: False gives ``tensor`` itself where it is such already.
+    """
+    if not copy and tensor.dtype == dtype and tensor.ctypes.data % _ALIGNMENT == 0:
+        return tensor
+    size = tensor.size * dtype.itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    out = buffer[start : start + size].view(dtype).reshape(tensor.shape)
+    out[...] = tensor
+    return out
+
+
+def read_header(path: Path) -> bytes:
+    """The header of a safetensors file as it is there, padding included. UserError if cut off."""
+    try:
+        with path.open("rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            header = f.read(size)
+    except OSError as e:
+        raise _damaged(path, e.strerror or str(e)) from e
+    if len(header) < size:
+        raise _damaged(path, "its header is cut off")
+    return header
+
+
 def _map(path: Path) -> tuple[dict[str, Any], memoryview]:
     """Header and data bytes of a safetensors file."""
     try:
         with path.open("rb") as f:
-            mapped = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+            file = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as e:
         raise _damaged(path, getattr(e, "strerror", None) or "it is empty") from e
+    file.madvise(mmap.MADV_SEQUENTIAL)
+    mapped = memoryview(file)
     start = 8 + int.from_bytes(mapped[:8], "little")
     if start > len(mapped):
         raise _damaged(path, "its header is cut off")
+    return _parse(path, bytes(mapped[8:start])), mapped[start:]
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(bytes(mapped[8:start]), object_pairs_hook=_unique)
+        header = json.loads(text, object_pairs_hook=_unique)
     except _DuplicateKeyError as e:
         raise UserError(
             f"{path}: the tensor '{e}' is there twice; write the file again, once each"
@@ -157,7 +221,7 @@ def _map(path: Path) -> tuple[dict[str, Any], memoryview]:
         raise _damaged(path, "its header is not JSON") from e
     if not isinstance(header, dict):
         raise _damaged(path, "its header is not a mapping")
-    return header, mapped[start:]
+    return header
 
 
 class _DuplicateKeyError(Exception):
@@ -179,27 +243,59 @@ def _damaged(path: Path, reason: str) -> UserError:
 Read = Callable[[list[str]], Iterable[tuple[str, np.ndarray]]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a folder of safetensors files was laid out, to the byte: headers by file, and index."""
+
+    headers: Mapping[str, bytes]
+    index: bytes | None
+
+    @classmethod
+    def of(cls, folder: Path) -> Layout:
+        """The layout of a folder that ``open_folder`` could read."""
+        index = read_index(folder)
+        files = sorted(set(index.values()) if index else folder.glob("*.safetensors"))
+        headers = {Path(file).name: read_header(folder / file) for file in files}
+        return cls(headers, (folder / INDEX).read_bytes() if index else None)
+
+    def specs(self) -> dict[str, Spec]:
+        """Every tensor of the layout."""
+        return {name: spec for file in self.headers for name, spec in self.entries(file).items()}
+
+    def entries(self, file: str) -> dict[str, Spec]:
+        """The tensors of one file in the order of their bytes."""
+        header = _parse(Path(file), self.headers[file])
+        header.pop("__metadata__", None)
+        rows = sorted(header.items(), key=lambda row: row[1]["data_offsets"])
+        return {name: Spec(tuple(e["shape"]), _DTYPES[e["dtype"]]) for name, e in rows}
+
+
 def write_folder(
     folder: Path,
     specs: Mapping[str, Spec],
     read: Read,
     *,
-    index: Mapping[str, str] | None = None,
+    like: Layout | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write ``model.safetensors``, or shards and their index where that exceeds ``shard_bytes``.
 
-    read: yields the named tensors in the order asked for; called once per file. index: a layout
-    (tensor -> file) to reproduce; ignored unless it is about exactly these tensors.
+    read: yields the named tensors in the order asked for; called once per file. like: a layout to
+    reproduce to the byte; it is followed if it is about exactly these tensors.
     """
-    keep = index is not None and index.keys() == specs.keys()
-    layout = dict(index) if keep else _layout(specs, shard_bytes)
+    if like is not None and like.specs() == specs:
+        for file, header in like.headers.items():
+            _write(folder / file, header, like.entries(file), read)
+        if like.index is not None:
+            (folder / INDEX).write_bytes(like.index)
+        return
+    layout = _layout(specs, shard_bytes)
     files: dict[str, list[str]] = {}
     for name, file in layout.items():
         files.setdefault(file, []).append(name)
     for file, names in files.items():
         write_file(folder / file, {name: specs[name] for name in names}, read)
-    if keep or len(files) > 1:
+    if len(files) > 1:
         total = sum(spec.nbytes for spec in specs.values())
         content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(layout.items()))}
         (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -217,21 +313,23 @@ def write_file(path: Path, specs: Mapping[str, Spec], read: Read) -> None:
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    _write(path, text, {name: specs[name] for name in names}, read)
+
+
+def _write(path: Path, header: bytes, specs: Mapping[str, Spec], read: Read) -> None:
+    """Write the tensors in the order of ``specs`` behind a header that says so."""
     with path.open("wb") as f:
-        f.write(len(text).to_bytes(8, "little"))
-        f.write(text)
-        for tensor in _in_order(names, specs, read(names)):
+        f.write(len(header).to_bytes(8, "little"))
+        f.write(header)
+        tensors = iter(read(list(specs)))
+        for want, spec in specs.items():
+            name, tensor = next(tensors)
+            got = Spec(tensor.shape, tensor.dtype)
+            if (name, got) != (want, spec):
+                raise RuntimeError(f"asked for {want} {spec}, got {name} {got}")
             f.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
-
-
-def _in_order(
-    names: list[str], specs: Mapping[str, Spec], tensors: Iterable[tuple[str, np.ndarray]]
-) -> Iterator[np.ndarray]:
-    for want, (name, tensor) in zip(names, tensors, strict=True):
-        spec = Spec(tensor.shape, tensor.dtype)
-        if (name, spec) != (want, specs[want]):
-            raise RuntimeError(f"asked for {want} {specs[want]}, got {name} {spec}")
-        yield tensor
+            let_go(tensor)
+            del tensor  # or it would be in memory beside the next one
 
 
 def _layout(specs: Mapping[str, Spec], shard_bytes: int) -> dict[str, str]:

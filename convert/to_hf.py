@@ -1,95 +1,60 @@
-"""Orbax checkpoint (or the latest one of a training run) -> Hugging Face folder."""
+"""Any model on disk -> Hugging Face folder."""
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
-from ai_jax.config import ModelConfig
-from ai_jax.convert import hf, mapping, orbax, shards
-from ai_jax.convert.files import INFO, Summary, progress, read_info, whole_folder
+from ai_jax.convert import hf, hf_folder
+from ai_jax.convert.files import Summary
+from ai_jax.convert.open import open_source
+from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 
 
-def to_hf(src: str | Path, out: str | Path, overwrite: bool = False) -> Summary:
-    """Convert the checkpoint ``src`` to the Hugging Face folder ``out``.
-
-    A checkpoint made by ``from_hf`` gives its source back: the same names, bits and files, and
-    ``ai_jax.json`` besides. One that was trained here becomes a folder of its own that
-    ``transformers`` loads. Tensors keep their dtype either way. Raises UserError if ``src`` is no
-    checkpoint, or ``out`` exists and ``overwrite`` is off.
-    """
-    src = Path(src)
-    checkpoint = orbax.find(src) if src.is_dir() else None
-    if checkpoint is None:
-        raise UserError(f"{src} is neither an Orbax checkpoint nor a training run with one")
-    config, provenance = read_info(checkpoint.info())
-    specs = orbax.specs(checkpoint)
-    noted = orbax.custom_metadata(checkpoint)
-    if noted.get("source") == "hf":
-        return _give_back(checkpoint, specs, noted["prefix"], out, overwrite)
-
-    return hf.write_trained(
-        config,
-        specs,
-        lambda names: orbax.read(checkpoint, "params", names, specs),
-        out,
-        tokenizer_path=checkpoint.beside(f"{orbax.SIDE}/{hf.TOKENIZER}"),
-        card=_card(config, checkpoint),
-        provenance=provenance,
-        overwrite=overwrite,
-        source=checkpoint.path,
-    )
-
-
-def _give_back(
-    checkpoint: orbax.Checkpoint,
-    params: dict[str, shards.Spec],
-    prefix: str,
+def to_hf(
+    src: str | Path,
     out: str | Path,
-    overwrite: bool,
+    *,
+    base: str | Path | None = None,
+    dtype: str | None = None,
+    shard_bytes: int | None = None,
+    overwrite: bool = False,
 ) -> Summary:
-    """Undo ``from_hf``."""
-    start = time.monotonic()
-    carried = orbax.specs(checkpoint, "carried")
-    ours = {mapping.to_hf(name, prefix): name for name in params}
-    specs = {name: params[ours[name]] for name in ours} | carried
-    size = sum(spec.nbytes for spec in specs.values())
-    side = checkpoint.path / orbax.SIDE
+    """Convert the checkpoint or training run ``src`` to the Hugging Face folder ``out``.
 
-    with (
-        whole_folder(out, overwrite=overwrite, source=checkpoint.path) as folder,
-        progress(f"Writing {Path(out).name}", size) as advance,
-    ):
-        folder.mkdir()
+    What ``from_hf`` made comes back as it was, to the byte, with ``ai_jax.json`` besides. What was
+    trained from such a checkpoint (``base``; by default the one that the run recorded) takes over
+    from it all that training did not touch, in its dtypes, and gets a card and names for its
+    control tokens. Anything else becomes a folder of its own. ``transformers`` loads all of them.
 
-        def read(names: list[str]) -> Iterable[tuple[str, np.ndarray]]:
-            mine = [ours[name] for name in names if name in ours]
-            theirs = [name for name in names if name in carried]
-            params_in_order = orbax.read(checkpoint, "params", mine, params)
-            carried_in_order = orbax.read(checkpoint, "carried", theirs, carried)
-            for name in names:
-                _, tensor = next(params_in_order if name in ours else carried_in_order)
-                yield name, tensor
-                advance(tensor.nbytes)
-
-        for path in hf.side_files(side):
-            shutil.copyfile(path, folder / path.name)
-        shutil.copyfile(checkpoint.info(), folder / INFO)
-        # Weights last: their index, if there is one, replaces the copy of the source's.
-        shards.write_folder(folder, specs, read, index=shards.read_index(side))
-    return Summary(len(specs), size, time.monotonic() - start)
-
-
-def _card(config: ModelConfig, checkpoint: orbax.Checkpoint) -> str:
-    step = "" if checkpoint.step is None else f", step {checkpoint.step}"
-    seconds = config.chunk_seconds
-    return (
-        f"# {config.name}\n\nAn audio interaction model trained with ai-jax{step}. It hears "
-        f"{seconds:g} s at a time, and after each decides whether to speak.\n\n"
-        "```\nai-jax listen AUDIO --model .\n```\n"
+    dtype: cast the model's tensors. shard_bytes: largest shard; None keeps the source's shards.
+    Raises UserError if ``src`` is no model, ``base`` is gone or does not fit, or ``out`` exists and
+    ``overwrite`` is off.
+    """
+    source = open_source(src)
+    return hf_folder.write(
+        source,
+        out,
+        base=_base(source, base),
+        dtype=dtype,
+        shard_bytes=shard_bytes,
+        overwrite=overwrite,
     )
+
+
+def _base(source: Source, given: str | Path | None) -> Source | None:
+    """The folder or checkpoint whose form the result takes: ``source`` itself unless trained."""
+    if source.step is None and given is None:
+        return source if hf.CONFIG in source.files and source.kind != "release" else None
+    recorded = given or source.provenance.get("base")
+    if recorded is None:
+        return None
+    if not Path(recorded).is_dir():
+        raise UserError(
+            f"{source.path} was trained from {recorded}, which is not there; give its place with "
+            "--base DIR"
+        )
+    base = open_source(recorded)
+    if set(base.params) != set(source.params):
+        raise UserError(f"{recorded} is a model of another size than {source.path}; give its base")
+    return base if hf.CONFIG in base.files else None

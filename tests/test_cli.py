@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from ai_jax import cli
-from ai_jax.convert import hf
+from ai_jax.convert import hf_folder
 from ai_jax.model import omni
 
 
@@ -20,7 +20,7 @@ def model(tmp_path_factory, tiny, byte_tokenizer):
     byte_tokenizer._tokenizer.save(str(folder / "tokenizer.json"))
     params = omni.init_params(tiny, seed=0)
     tokenizer = folder / "tokenizer.json"
-    hf.write_model_folder(tiny, params, folder / "tiny", tokenizer, card="random", provenance={})
+    hf_folder.write_model_folder(tiny, params, folder / "tiny", tokenizer, {})
     return folder / "tiny"
 
 

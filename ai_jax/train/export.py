@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ai_jax.convert.hf import write_model_folder
+from ai_jax.convert.hf_folder import write_model_folder
 from ai_jax.model import omni
 from ai_jax.train.init import Start
 from ai_jax.train.progress import describe
@@ -38,17 +38,14 @@ def export(
         omni.unstack_layers(weights),
         out,
         start.tokenizer_path,
-        _card(start, facts, scores),
         facts,
+        note=_note(start, facts, scores),
         overwrite=True,
     )
 
 
-def _card(start: Start, facts: Mapping[str, Any], scores: Mapping[str, float]) -> str:
-    origin = f"started from {facts['init']}" if facts["init"] else "trained from scratch"
+def _note(start: Start, facts: Mapping[str, Any], scores: Mapping[str, float]) -> str:
+    origin = f"Started from {facts['init']}" if facts["init"] else "Trained from scratch"
     stages = ", ".join(f"{name} ({steps} steps)" for name, steps in facts["stages"].items())
-    text = (
-        f"# {start.model.name}\n\nAn Audio Interaction Model, {origin} by `ai-jax train` on "
-        f"{facts['streams']} composed streams. Stages: {stages}.\n"
-    )
-    return text + (f"\nAt the end of training: {describe(scores)}.\n" if scores else "")
+    text = f"{origin} by `ai-jax train` on {facts['streams']} composed streams. Stages: {stages}."
+    return f"{text} At the end of training: {describe(scores)}." if scores else text

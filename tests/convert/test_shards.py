@@ -72,11 +72,33 @@ def test_a_tensor_larger_than_a_shard_has_its_own():
 
 
 def test_a_given_layout_is_reproduced(tmp_path):
-    tensors = {name: np.ones(3, np.float32) for name in "abc"}
-    layout = {"a": "y.safetensors", "b": "x.safetensors", "c": "y.safetensors"}
-    shards.write_folder(tmp_path, specs(tensors), reader(tensors), index=layout)
-    assert shards.read_index(tmp_path) == layout
-    assert shards.open_file(tmp_path / "y.safetensors").keys() == {"a", "c"}
+    tensors = {name: np.full(3, i, np.float32) for i, name in enumerate("abc")}
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir(), ours.mkdir()
+    # In an order and with spaces, metadata and an index that we would not write.
+    entry = {"dtype": "F32", "shape": [3]}
+    header_file(
+        theirs / "y.safetensors",
+        {"c": entry | {"data_offsets": [0, 12]}, "a": entry | {"data_offsets": [12, 24]}},
+        tensors["c"].tobytes() + tensors["a"].tobytes(),
+    )
+    header_file(
+        theirs / "x.safetensors",
+        {"b": entry | {"data_offsets": [0, 12]}, "__metadata__": {"by": "hand"}},
+        tensors["b"].tobytes(),
+    )
+    weight_map = {"a": "y.safetensors", "b": "x.safetensors", "c": "y.safetensors"}
+    (theirs / shards.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    layout = shards.Layout.of(theirs)
+    shards.write_folder(ours, specs(tensors), reader(tensors), like=layout)
+    for path in theirs.iterdir():
+        assert (ours / path.name).read_bytes() == path.read_bytes()
+
+    other = specs(tensors) | {"a": Spec((3,), np.dtype(np.float16))}
+    tensors["a"] = tensors["a"].astype(np.float16)
+    (tmp_path / "cast").mkdir()
+    shards.write_folder(tmp_path / "cast", other, reader(tensors), like=layout)
+    assert [p.name for p in (tmp_path / "cast").iterdir()] == ["model.safetensors"]
 
 
 def test_a_tensor_in_two_files_is_named(tmp_path):
@@ -135,6 +157,10 @@ def test_the_index_must_tell_the_truth(tmp_path):
     assert shards.open_folder(tmp_path).keys() == {"a"}
     index({"a": "one.safetensors", "b": "one.safetensors"})
     with pytest.raises(UserError, match=r"promises the tensor 'b' in one\.safetensors"):
+        shards.open_folder(tmp_path)
+    index({"stray": "unlisted.safetensors"})
+    save_file({"stray": np.ones(1), "more": np.ones(1)}, tmp_path / "unlisted.safetensors")
+    with pytest.raises(UserError, match=r"unlisted\.safetensors holds the tensor 'more', which"):
         shards.open_folder(tmp_path)
     index({"a": "one.safetensors", "b": "two.safetensors"})
     with pytest.raises(UserError, match=r"shard two\.safetensors.* tensor 'b', is missing"):

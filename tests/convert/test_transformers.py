@@ -18,7 +18,7 @@ from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
 
 from ai_jax.convert import mapping
 from ai_jax.convert.from_hf import from_hf
-from ai_jax.convert.hf import write_model_folder
+from ai_jax.convert.hf_folder import write_model_folder
 from ai_jax.convert.load import load
 from ai_jax.convert.to_hf import to_hf
 from ai_jax.model import cache, omni
@@ -35,7 +35,7 @@ def exported(tmp_path, tiny, byte_tokenizer):
     shapes = mapping.expected(tiny)
     params = {k: rng.normal(0, 0.3, v).astype(np.float32) for k, v in shapes.items()}
     out = tmp_path / "exported"
-    write_model_folder(tiny, params, out, tmp_path / "tokenizer.json", "card", {}, dtype=np.float32)
+    write_model_folder(tiny, params, out, tmp_path / "tokenizer.json", {}, dtype=np.float32)
     return out
 
 

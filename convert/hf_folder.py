@@ -1,0 +1,201 @@
+"""Writing a model folder in Hugging Face format."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ai_jax.config import ModelConfig
+from ai_jax.convert import hf, mapping, shards
+from ai_jax.convert.card import card
+from ai_jax.convert.files import INFO, Summary, progress, whole_folder, write_info, write_json
+from ai_jax.convert.hf_tokenizer import name_controls
+from ai_jax.convert.source import Source
+
+
+def write_model_folder(
+    config: ModelConfig,
+    params: Mapping[str, Any],
+    out: str | Path,
+    tokenizer_path: str | Path | None,
+    provenance: Mapping[str, Any],
+    *,
+    dtype: Any = ml_dtypes.bfloat16,
+    note: str = "",
+    overwrite: bool = False,
+) -> Summary:
+    """Write a model in memory as a folder that we and ``transformers`` load.
+
+    params: our name -> array (NumPy or jax, any float dtype), cast to ``dtype`` one by one. note: a
+    paragraph of the card. Raises UserError if a tensor is missing, superfluous or misshapen, or
+    ``out`` exists and ``overwrite`` is off.
+    """
+    shapes = {name: tuple(p.shape) for name, p in params.items()}
+    found = mapping.partition(config, shapes, where="the model to write")
+    tokenizer = None if tokenizer_path is None else Path(tokenizer_path)
+    source = Source(
+        path=None,
+        kind="memory",
+        config=config,
+        specs={name: shards.Spec(shape, np.dtype(dtype)) for name, shape in shapes.items()},
+        params=tuple(found.params),
+        fetch=lambda names: ((name, np.asarray(params[name])) for name in names),
+        tokenizer=tokenizer,
+        files={} if tokenizer is None else hf.tokenizer_files(tokenizer),
+        provenance=provenance,
+    )
+    return write(source, out, note=note, overwrite=overwrite)
+
+
+def write(
+    source: Source,
+    out: str | Path,
+    *,
+    base: Source | None = None,
+    dtype: str | None = None,
+    shard_bytes: int | None = None,
+    note: str = "",
+    overwrite: bool = False,
+) -> Summary:
+    """Write ``source`` in the form of ``base``, with what travels along there.
+
+    base: ``source`` itself to give back the folder that it was converted from; None for a folder of
+    its own. dtype, shard_bytes: see ``to_hf``. note: a paragraph of the card.
+    """
+    start = time.monotonic()
+    plan = _plan(source, base, dtype)
+    size = sum(spec.nbytes for spec in plan.specs.values())
+
+    def read(hf_names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name, tensor in plan.fetch([mapping.to_ours(n, plan.prefix) for n in hf_names]):
+            tensor = tensor.astype(plan.specs[name].dtype, copy=False)
+            yield mapping.to_hf(name, plan.prefix), tensor
+            del tensor  # or it would be in memory beside the next one
+            advance(plan.specs[name].nbytes)
+
+    with (
+        whole_folder(out, overwrite=overwrite, source=source.path, size=size) as folder,
+        progress(f"Writing {Path(out).name}", size) as advance,
+    ):
+        folder.mkdir()
+        shards.write_folder(
+            folder,
+            {mapping.to_hf(name, plan.prefix): spec for name, spec in plan.specs.items()},
+            read,
+            like=plan.layout if shard_bytes is None else None,
+            shard_bytes=shard_bytes or shards.SHARD_BYTES,
+        )
+        _write_side_files(plan, folder, note)
+    return Summary(len(plan.specs), size, time.monotonic() - start)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What goes into the folder. ``verbatim``: the files come from ``files`` as they are."""
+
+    source: Source
+    specs: dict[str, shards.Spec]
+    fetch: shards.Read
+    prefix: str
+    config: dict[str, Any]
+    files: Mapping[str, Path]
+    layout: shards.Layout | None
+    verbatim: bool
+
+
+def _plan(source: Source, base: Source | None, dtype: str | None) -> _Plan:
+    cast = {name: source.specs[name].dtype for name in source.params}
+    if base is not None and base is not source:
+        cast = {name: base.specs[name].dtype for name in source.params}
+    if dtype is not None:
+        cast = dict.fromkeys(cast, np.dtype(dtype))
+    specs = {name: source.specs[name].cast(cast[name]) for name in source.params}
+    if base is None:
+        return _own(source, specs)
+
+    specs |= {name: base.specs[name] for name in base.carried}
+    skipped = base.conversion.get("skipped", [])
+    changed = bool(skipped) or dtype is not None or base.conversion.get("dtype") is not None
+    config = json.loads(base.files[hf.CONFIG].read_text(encoding="utf-8"))
+    prefix, zeros = base.prefix, {}
+    if "talker" in skipped and "thinker_config" in config:
+        config, prefix = config["thinker_config"], ""
+        config["architectures"] = [hf.ARCHITECTURE]
+    if "vision" in skipped:
+        thinker = config.get("thinker_config", config)
+        thinker["vision_config"] = hf.NO_VISION
+        zeros = _no_vision(cast[hf.EMBEDDING])
+    if changed:
+        hf.set_dtype(config, cast[hf.EMBEDDING])
+    return _Plan(
+        source=source,
+        specs=specs | zeros,
+        fetch=_merged(source, base, zeros),
+        prefix=prefix,
+        config=config,
+        files=base.files,
+        layout=base.layout,
+        verbatim=base is source and not changed,
+    )
+
+
+def _own(source: Source, specs: dict[str, shards.Spec]) -> _Plan:
+    dtype = specs[hf.EMBEDDING].dtype
+    zeros = _no_vision(dtype)
+    return _Plan(
+        source=source,
+        specs=specs | zeros,
+        fetch=_merged(source, source, zeros),
+        prefix="",
+        config=hf.to_hf_config(source.config, dtype),
+        files=source.files,
+        layout=None,
+        verbatim=False,
+    )
+
+
+def _no_vision(dtype: np.dtype) -> dict[str, shards.Spec]:
+    return {name: shards.Spec(shape, dtype) for name, shape in hf.NO_VISION_SHAPES.items()}
+
+
+def _merged(source: Source, base: Source, zeros: Mapping[str, shards.Spec]) -> shards.Read:
+    """Reads the model's tensors from ``source``, what travels along from ``base``."""
+    runs = set(source.params)
+
+    def fetch(names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+        mine = iter(source.fetch([name for name in names if name in runs]))
+        along = iter(base.fetch([name for name in names if name not in runs | zeros.keys()]))
+        for name in names:
+            if name in zeros:
+                yield name, np.zeros(zeros[name].shape, zeros[name].dtype)
+            else:
+                yield next(mine if name in runs else along)
+
+    return fetch
+
+
+def _write_side_files(plan: _Plan, folder: Path, note: str) -> None:
+    source = plan.source
+    for name, path in plan.files.items():
+        shutil.copyfile(path, folder / name)
+    if source.info is not None:
+        shutil.copyfile(source.info, folder / INFO)
+    else:
+        write_info(folder / INFO, source.config, dict(source.provenance))
+    if plan.verbatim:
+        return
+    write_json(folder / hf.CONFIG, plan.config)
+    if not (folder / hf.PREPROCESSOR).exists():
+        write_json(folder / hf.PREPROCESSOR, hf.preprocessor(source.config))
+    name_controls(folder, source.config)
+    step = {} if source.step is None else {"training step": source.step}
+    facts = dict(source.provenance) | step
+    (folder / hf.CARD).write_text(card(source.config, facts, note=note), encoding="utf-8")

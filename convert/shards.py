@@ -254,8 +254,8 @@ class Layout:
     def of(cls, folder: Path) -> Layout:
         """The layout of a folder that ``open_folder`` could read."""
         index = read_index(folder)
-        files = sorted(set(index.values()) if index else folder.glob("*.safetensors"))
-        headers = {Path(file).name: read_header(folder / file) for file in files}
+        names = index.values() if index else (p.name for p in folder.glob("*.safetensors"))
+        headers = {file: read_header(folder / file) for file in sorted(set(names))}
         return cls(headers, (folder / INDEX).read_bytes() if index else None)
 
     def specs(self) -> dict[str, Spec]:

@@ -74,9 +74,9 @@ def verify(
 ) -> Report:
     """Compare two models: Hugging Face folders, checkpoints, training runs or release folders.
 
-    They are the same if every tensor has the same bits, none is missing but those that a conversion
-    noted to leave out, and their logits agree to 1e-5 of the largest one. Each runs in float32, on
-    noise and on a recording with given tokens, then greedily on ``chunks`` chunks of the recording.
+    They are the same if every tensor has the same bits, none is missing but those left out on
+    purpose, and their logits agree to 1e-5 of the largest one. Each runs in float32, on noise and
+    on a recording with given tokens, then greedily on ``chunks`` chunks of the recording.
 
     run: False compares weights and configs alone. implementation: who runs Hugging Face folders;
     "auto" lets transformers, if it is installed, run the first of them, so that our code is
@@ -192,22 +192,26 @@ def _judge_missing(
         sides = (("A", a, "B", b, g.only_a), ("B", b, "A", a, g.only_b))
         for has, owner, lacks, other, names in sides:
             stand_ins = [name for name in names if _is_stand_in(name, owner)]
-            skipped = [name for name in names if _skipped(name, other)]
-            missing = [name for name in names if name not in {*stand_ins, *skipped}]
+            left_out = [name for name in names if _left_out(name, other)]
+            missing = [name for name in names if name not in {*stand_ins, *left_out}]
             if stand_ins:
                 notes.append(f"{g.group}: {has} has stand-ins, which transformers asks for")
-            if skipped:
-                notes.append(f"{g.group}: {lacks} was converted without {len(skipped)} tensors")
+            elif left_out:
+                notes.append(f"{g.group}: {lacks} leaves out {_listed(left_out)} on purpose")
             if missing:
                 reasons.append(f"{g.group}: only {has} has {_listed(missing)}")
         if g.reshaped:
             reasons.append(f"{g.group}: of another shape in A than in B: {_listed(g.reshaped)}")
 
 
-def _skipped(name: str, source: Source) -> bool:
-    """Whether the conversion that made ``source`` noted to leave the tensor out."""
+def _left_out(name: str, source: Source) -> bool:
+    """Whether ``source`` notes to lack the tensor, or is a training run, which saves what it runs.
+
+    It cannot be a tensor that the model runs: without those, no model can be opened.
+    """
     parts = source.conversion.get("skipped", ())
-    return any(name.startswith(mapping.PARTS[part]) for part in parts)
+    skipped = any(name.startswith(mapping.PARTS[part]) for part in parts)
+    return skipped or source.step is not None
 
 
 def _is_stand_in(name: str, source: Source) -> bool:

@@ -13,6 +13,7 @@ from ai_jax.config import to_dict
 from ai_jax.convert import behaviour, runners, to_orbax, verify
 from ai_jax.convert.behaviour import Behaviour, ClipDiff, GreedyDiff
 from ai_jax.convert.compare import compare, difference
+from ai_jax.convert.hf_folder import write_model_folder
 from ai_jax.convert.open import open_source
 from ai_jax.errors import UserError
 
@@ -92,12 +93,29 @@ def test_parts_that_the_conversion_left_out_are_excused(tmp_path, source):
     for a, b in [(folder, tmp_path / "slim"), (tmp_path / "slim", folder)]:
         report = weights_only(a, b)
         assert report.verdict == "same" and report.exit_code == 0
-        assert any("converted without" in note for note in report.notes)
+        assert any("leaves out 'talker." in note for note in report.notes)
     # Only those that were left out on purpose.
     opened = open_source(tmp_path / "slim")
     specs = {name: spec for name, spec in opened.specs.items() if not name.startswith("visual.")}
     report = weights_only(folder, dataclasses.replace(opened, specs=specs))
     assert report.exit_code == 1 and "visual." in report.reasons[0]
+
+
+def test_a_run_and_its_export_are_the_same(tmp_path, tiny, source):
+    """A run saves what the model runs; a folder of its own gets a vision tower without layers."""
+    run = dataclasses.replace(open_source(source(dtype="float32").save()), step=7)
+    run = dataclasses.replace(run, specs={name: run.specs[name] for name in run.params})
+    params = dict(run.fetch(list(run.params)))
+    out = tmp_path / "export"
+    write_model_folder(run.config, params, out, None, {}, dtype=np.float32)
+    report = weights_only(run, out)
+    assert report.verdict == "same" and report.a.step == 7
+    assert any("stand-ins" in note for note in report.notes)
+    # Beside an export in the form of its base, which has the towers that do not run.
+    folder = source("base", dtype="float32", full=True).save()
+    report = weights_only(run, folder)
+    assert report.verdict == "same" and any("leaves out" in note for note in report.notes)
+    assert weights_only(dataclasses.replace(run, step=None), folder).exit_code == 1
 
 
 def test_another_dtype_differs_unless_it_is_accepted(tmp_path, source):

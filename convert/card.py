@@ -10,10 +10,7 @@ from ai_jax.config import ModelConfig
 
 def card(config: ModelConfig, provenance: Mapping[str, Any], *, note: str = "") -> str:
     """A model card in Markdown. provenance: as in ``ai_jax.json``; note: a paragraph of its own."""
-    base = provenance.get("base_name") or provenance.get("source")
     head = ["---", "library_name: ai-jax", "pipeline_tag: audio-text-to-text"]
-    if base and "/" in str(base):
-        head.append(f"base_model: {base}")
     parts = [
         "\n".join([*head, "---"]),
         f"# {config.name}",

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -44,6 +45,17 @@ def write_info(path: Path, config: ModelConfig, provenance: dict[str, Any]) -> N
 
 def write_json(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``2GB``, ``500 MB``, ``1GiB`` ... UserError if it is no such size."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", text, re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise UserError(f"'{text}' is not a size; give one like 2GB or 500MB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 @contextlib.contextmanager

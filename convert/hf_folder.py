@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ai_jax.config import ModelConfig
@@ -18,6 +17,7 @@ from ai_jax.convert import hf, mapping, shards
 from ai_jax.convert.card import card
 from ai_jax.convert.files import INFO, Summary, progress, whole_folder, write_info, write_json
 from ai_jax.convert.hf_tokenizer import name_controls
+from ai_jax.convert.open import open_source
 from ai_jax.convert.source import Source
 
 
@@ -28,14 +28,16 @@ def write_model_folder(
     tokenizer_path: str | Path | None,
     provenance: Mapping[str, Any],
     *,
-    dtype: Any = ml_dtypes.bfloat16,
+    base: str | Path | None = None,
+    dtype: str | None = "bfloat16",
     note: str = "",
     overwrite: bool = False,
 ) -> Summary:
     """Write a model in memory as a folder that we and ``transformers`` load.
 
-    params: our name -> array (NumPy or jax, any float dtype), cast to ``dtype`` one by one. note: a
-    paragraph of the card. Raises UserError if a tensor is missing, superfluous or misshapen, or
+    params: our name -> array (NumPy or jax, any float dtype), cast to ``dtype`` one by one; None
+    takes the dtypes of ``base``. base: the model that this one was trained from, which gives all
+    that training had no use for. note: a paragraph of the card. Raises UserError if a tensor is missing, superfluous or misshapen, or
     ``out`` exists and ``overwrite`` is off.
     """
     shapes = {name: tuple(p.shape) for name, p in params.items()}
@@ -45,14 +47,15 @@ def write_model_folder(
         path=None,
         kind="memory",
         config=config,
-        specs={name: shards.Spec(shape, np.dtype(dtype)) for name, shape in shapes.items()},
+        specs={name: shards.Spec(shapes[name], np.dtype(p.dtype)) for name, p in params.items()},
         params=tuple(found.params),
         fetch=lambda names: ((name, np.asarray(params[name])) for name in names),
         tokenizer=tokenizer,
         files={} if tokenizer is None else hf.tokenizer_files(tokenizer),
         provenance=provenance,
     )
-    return write(source, out, note=note, overwrite=overwrite)
+    origin = None if base is None else open_source(base)
+    return write(source, out, base=origin, dtype=dtype, note=note, overwrite=overwrite)
 
 
 def write(
@@ -186,16 +189,19 @@ def _write_side_files(plan: _Plan, folder: Path, note: str) -> None:
     source = plan.source
     for name, path in plan.files.items():
         shutil.copyfile(path, folder / name)
-    if source.info is not None:
+    if plan.verbatim and source.info is not None:
         shutil.copyfile(source.info, folder / INFO)
-    else:
-        write_info(folder / INFO, source.config, dict(source.provenance))
+        return
+    facts = dict(source.provenance)
+    if facts.get("base"):
+        facts["base"] = Path(facts["base"]).name  # where it lies is nobody else's business
+    write_info(folder / INFO, source.config, facts)
     if plan.verbatim:
         return
     write_json(folder / hf.CONFIG, plan.config)
     if not (folder / hf.PREPROCESSOR).exists():
         write_json(folder / hf.PREPROCESSOR, hf.preprocessor(source.config))
     name_controls(folder, source.config)
-    step = {} if source.step is None else {"training step": source.step}
-    facts = dict(source.provenance) | step
+    if source.step is not None:
+        facts["training step"] = source.step
     (folder / hf.CARD).write_text(card(source.config, facts, note=note), encoding="utf-8")

@@ -20,6 +20,7 @@ def provenance(config: TrainConfig, start: Start) -> dict[str, Any]:
         "trained_by": "ai-jax train",
         "model": config.model,
         "init": config.init,
+        "base": None if start.base is None else str(start.base.resolve()),
         "tensors_from_init": len(start.loaded),
         "stages": {stage.name: stage.steps for stage in config.stages},
         "streams": config.steps * config.data.batch_size,
@@ -30,7 +31,10 @@ def provenance(config: TrainConfig, start: Start) -> dict[str, Any]:
 def export(
     config: TrainConfig, start: Start, params: Params, scores: Mapping[str, float], out: Path
 ) -> None:
-    """Write the model (stacked ``params`` less ``aux.``) as bfloat16 safetensors, with its card."""
+    """Write the model (stacked ``params`` less ``aux.``) as safetensors, with its card.
+
+    In the form and the dtypes of the model that the run started from, or else in bfloat16.
+    """
     facts = provenance(config, start)
     weights = {k: v for k, v in params.items() if not k.startswith(AUX)}
     write_model_folder(
@@ -39,6 +43,8 @@ def export(
         out,
         start.tokenizer_path,
         facts,
+        base=start.base,
+        dtype="bfloat16" if start.base is None else None,
         note=_note(start, facts, scores),
         overwrite=True,
     )

@@ -24,7 +24,8 @@ Params = dict[str, jax.Array]
 class Start:
     """What a run trains: config, tokenizer and its file, and float32 weights, unstacked.
 
-    loaded: names of the weights that came from ``init``; the others are random.
+    loaded: names of the weights that came from ``init``; the others are random. base: the model
+    folder or checkpoint that ``init`` is, from which an export takes what training has no use for.
     """
 
     model: ModelConfig
@@ -32,6 +33,7 @@ class Start:
     tokenizer_path: Path
     params: Params
     loaded: tuple[str, ...]
+    base: Path | None = None
 
 
 def start(config: TrainConfig) -> Start:
@@ -49,7 +51,8 @@ def start(config: TrainConfig) -> Start:
     given = {} if init is None else _read(init)
     check_subset(given, {k: v.shape for k, v in params.items()}, str(init))
     params |= {k: jnp.asarray(np.asarray(v, np.float32)) for k, v in given.items()}
-    return Start(model, tokenizer, path, params, tuple(sorted(given)))
+    base = init if init is not None and init.is_dir() else None
+    return Start(model, tokenizer, path, params, tuple(sorted(given)), base)
 
 
 def model_config(config: TrainConfig) -> ModelConfig:

@@ -35,7 +35,7 @@ def exported(tmp_path, tiny, byte_tokenizer):
     shapes = mapping.expected(tiny)
     params = {k: rng.normal(0, 0.3, v).astype(np.float32) for k, v in shapes.items()}
     out = tmp_path / "exported"
-    write_model_folder(tiny, params, out, tmp_path / "tokenizer.json", {}, dtype=np.float32)
+    write_model_folder(tiny, params, out, tmp_path / "tokenizer.json", {}, dtype="float32")
     return out
 
 

@@ -37,8 +37,9 @@ def write_model_folder(
 
     params: our name -> array (NumPy or jax, any float dtype), cast to ``dtype`` one by one; None
     takes the dtypes of ``base``. base: the model that this one was trained from, which gives all
-    that training had no use for. note: a paragraph of the card. Raises UserError if a tensor is missing, superfluous or misshapen, or
-    ``out`` exists and ``overwrite`` is off.
+    that training had no use for. note: a paragraph of the card.
+    Raises UserError if a tensor is missing, superfluous or misshapen, or ``out`` exists and
+    ``overwrite`` is off.
     """
     shapes = {name: tuple(p.shape) for name, p in params.items()}
     found = mapping.partition(config, shapes, where="the model to write")

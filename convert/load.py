@@ -5,28 +5,33 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ai_jax.config import ModelConfig
-from ai_jax.convert import shards
+from ai_jax.convert import orbax, shards
 from ai_jax.convert.open import open_source
+from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 from ai_jax.tokens import TextTokenizer
+
+if TYPE_CHECKING:  # loading into NumPy needs no jax
+    import jax
+    from jax.sharding import Mesh, Sharding
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A model: config, weights (our flat names -> NumPy arrays, torch layout) and tokenizer.
+    """A model: config, weights (our flat names -> arrays, torch layout) and tokenizer.
 
-    Arrays begin at multiples of 64 bytes: ``jax.device_put(x, may_alias=True)`` on a CPU takes
+    NumPy arrays begin at multiples of 64 bytes: ``jax.device_put(x, may_alias=True)`` on a CPU takes
     them as they are, without a copy. info: ``path``, ``kind`` ("hf", "orbax" or "release"),
     ``step`` (None outside a training run) and ``provenance``.
     """
 
     config: ModelConfig
-    params: dict[str, np.ndarray]
+    params: dict[str, Any]
     tokenizer: TextTokenizer
     info: dict[str, Any]
 
@@ -42,19 +47,64 @@ def load(path: str | Path | None = None, dtype: Any = None) -> Loaded:
         path = _packaged()
         dtype = np.float32 if dtype is None else dtype
     source = open_source(path)
-    if source.tokenizer is None:
-        raise UserError(f"{path} has no tokenizer.json; copy the model's tokenizer there")
+    tokenizer = _tokenizer(source)
     params = {}
     for name, tensor in source.fetch(list(source.params)):
         params[name] = shards.aligned(tensor, np.dtype(dtype or tensor.dtype), copy=False)
         shards.let_go(tensor)
-    info = {
+    return Loaded(source.config, params, tokenizer, _info(source))
+
+
+def load_sharded(path: str | Path, mesh: Mesh, dtype: Any = None) -> Loaded:
+    """Load the model at ``path`` straight onto ``mesh``, split as ``model.sharding`` says.
+
+    Each process reads only the parts of its own devices, and holds no tensor whole unless it is
+    whole on a device. ``params`` are ``jax.Array``. Other arguments and errors are those of
+    ``load``.
+    """
+    from ai_jax.model.sharding import shardings
+
+    source = open_source(path)
+    tokenizer = _tokenizer(source)
+    specs = {name: source.specs[name] for name in source.params}
+    if dtype is not None:
+        specs = {name: spec.cast(dtype) for name, spec in specs.items()}
+    layout = shardings({name: spec.shape for name, spec in specs.items()}, mesh)
+    if source.kind == "orbax":
+        params = orbax.load_sharded(source.path, specs, layout)
+    else:
+        params = {
+            name: _place(tensor, specs[name], layout[name])
+            for name, tensor in source.fetch(list(specs))
+        }
+    return Loaded(source.config, params, tokenizer, _info(source))
+
+
+def _place(tensor: np.ndarray, spec: shards.Spec, sharding: Sharding) -> jax.Array:
+    """Put the parts of a mapped tensor on the devices of this process."""
+    import jax
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        return shards.aligned(tensor[index], spec.dtype)
+
+    array = jax.make_array_from_callback(spec.shape, sharding, part)
+    shards.let_go(tensor)
+    return array
+
+
+def _tokenizer(source: Source) -> TextTokenizer:
+    if source.tokenizer is None:
+        raise UserError(f"{source.path} has no tokenizer.json; copy the model's tokenizer there")
+    return TextTokenizer.from_file(source.tokenizer)
+
+
+def _info(source: Source) -> dict[str, Any]:
+    return {
         "path": str(source.path),
         "kind": source.kind,
         "step": source.step,
         "provenance": dict(source.provenance),
     }
-    return Loaded(source.config, params, TextTokenizer.from_file(source.tokenizer), info)
 
 
 def _packaged() -> Path:

@@ -178,6 +178,20 @@ def _read(
         del tensor
 
 
+def load_sharded(
+    path: Path, of: Mapping[str, shards.Spec], layout: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The part ``params`` as ``jax.Array`` of these dtypes and shardings."""
+    import jax
+    from orbax.checkpoint import v1 as ocp
+
+    want = {
+        name: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=layout[name])
+        for name, spec in of.items()
+    }
+    return ocp.load_checkpointables(path.resolve(), {"params": want})["params"]
+
+
 def write(
     path: Path,
     parts: Mapping[str, Mapping[str, shards.Spec]],

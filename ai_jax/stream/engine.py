@@ -60,6 +60,8 @@ class Engine:
                 f"stream.max_len must be at least {shortest} to hold the instruction, two chunks "
                 f"and a reply (got {config.stream.max_len})"
             )
+        # What load() aligned stays where it is.
+        params = jax.device_put(params, may_alias=True)
         graphdef, self._state = nnx.split(omni.build(config, params, dtype))
         legal = jnp.asarray(_legal_text(config, tokenizer))
         self._encode = jax.jit(functools.partial(omni.encode, graphdef))

@@ -40,7 +40,8 @@ for path in (folder, checkpoint):
                 want = whole[name][shard.index].astype(value.dtype)
                 assert np.asarray(shard.data).tobytes() == want.tobytes(), name
         size = sum(v.nbytes for v in whole.values())
-        rows = [s.data.shape for s in params["model.layers.0.mlp.up_proj.weight"].addressable_shards]
+        shards_of = params["model.layers.0.mlp.up_proj.weight"].addressable_shards
+        rows = [s.data.shape for s in shards_of]
         assert set(rows) == {(48, 24)}, rows
         if path == folder and port != "0":
             assert copied < 0.7 * size, (copied, size)  # its half, and what is whole everywhere

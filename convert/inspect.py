@@ -228,7 +228,8 @@ def _facts(r: Report) -> list[tuple[str, str]]:
         ("path", r.path),
         (
             "kind",
-            kinds[r.kind] + (f", step {r.step:,} of a training run" if r.step is not None else ""),
+            kinds.get(r.kind, r.kind)
+            + (f", step {r.step:,} of a training run" if r.step is not None else ""),
         ),
         ("name", r.name),
         (

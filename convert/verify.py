@@ -284,11 +284,13 @@ def table(report: Report) -> Any:
     sides = [f"{name}: {s.path} ({s.kind})" for name, s in (("A", report.a), ("B", report.b))]
     weights = Table()
     weights.add_column("part")
+    weights.add_column("dtypes that differ")
     for column in ("tensors", "MB", "equal bits", "max abs diff", "relative", "only A", "only B"):
         weights.add_column(column, justify="right")
     for g in report.groups:
         weights.add_row(
             g.group,
+            ", ".join(g.dtypes),
             f"{g.tensors:,}",
             f"{g.bytes / 1e6:,.1f}",
             f"{g.equal:,}",

@@ -125,6 +125,7 @@ def test_another_dtype_differs_unless_it_is_accepted(tmp_path, source):
     assert report.exit_code == 1
     assert group(report, "embedding").dtypes == {"float32 -> bfloat16": 1}
     assert group(report, "embedding").equal == 0
+    assert "float32 -> bfloat16" in printed(report)
     # bfloat16 has 8 bits of precision, so a rounding is at most 2^-8 of the value.
     assert 2**-12 < group(report, "embedding").max_rel_diff <= 2**-8
     assert weights_only(folder, tmp_path / "half", tolerance=1e-4).exit_code == 1

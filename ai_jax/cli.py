@@ -11,20 +11,11 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+from ai_jax import cli_convert
+from ai_jax.cli_types import File, Folder, InFolder, Probability
 from ai_jax.errors import UserError
 
-# How arguments read in --help; those without a default are described in words.
-Folder = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
-File = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
-Probability = Annotated[float | None, arg(metavar="P", help_behavior_hint="")]
-InFolder = Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
-OutFolder = Annotated[Positional[Path], arg(metavar="OUT", help_behavior_hint="")]
-
-Dtype = Annotated[Literal["float32", "float16", "bfloat16"] | None, arg(help_behavior_hint="")]
-Parts = Annotated[str, arg(metavar="PART,...", help_behavior_hint="")]
-
 app = tyro.extras.SubcommandApp()
-convert = tyro.extras.SubcommandApp()
 bench = tyro.extras.SubcommandApp()
 
 
@@ -168,68 +159,6 @@ def evaluate(
         sounds.save(reports, out)
 
 
-@convert.command(name="from-hf")
-def from_hf(
-    source: InFolder,
-    out: OutFolder,
-    thinker_only: bool = False,
-    skip: Parts = "",
-    dtype: Dtype = None,
-    allow_nan: bool = False,
-    overwrite: bool = False,
-) -> None:
-    """Convert a Hugging Face folder to a checkpoint that training and listening load.
-
-    Everything in the folder is carried along, so that to-hf gives it back to the byte.
-
-    Args:
-        source: Folder with config.json, *.safetensors and tokenizer.json.
-        out: Checkpoint to write.
-        thinker_only: Leave talker and vocoder behind, as --skip talker.
-        skip: Parts to leave behind, of vision and talker (with its vocoder), e.g. vision,talker.
-        dtype: Cast the tensors that the model runs; without it, every tensor keeps its bits.
-        allow_nan: Convert although a tensor holds NaN.
-        overwrite: Replace OUT if it exists.
-    """
-    from ai_jax.convert.from_hf import from_hf as run
-    from ai_jax.convert.mapping import PARTS
-
-    parts = {part for part in skip.split(",") if part} | ({"talker"} if thinker_only else set())
-    if unknown := sorted(parts - PARTS.keys()):
-        raise UserError(f"--skip: there is no part '{unknown[0]}'; choose of {', '.join(PARTS)}")
-    summary = run(source, out, dtype=dtype, skip=parts, allow_nan=allow_nan, overwrite=overwrite)
-    _print_summary(summary, out)
-
-
-@convert.command(name="to-hf")
-def to_hf(
-    source: InFolder,
-    out: OutFolder,
-    base: Folder = None,
-    dtype: Dtype = None,
-    max_shard_size: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None,
-    overwrite: bool = False,
-) -> None:
-    """Convert a checkpoint or a training run to a folder that transformers loads.
-
-    What from-hf converted comes back to the byte, and so does all that training did not touch.
-
-    Args:
-        source: Converted checkpoint or folder of a training run.
-        out: Folder to write.
-        base: What the run started from; by default the place that it recorded.
-        dtype: Cast the tensors that the model runs; without it, they have the source's dtypes.
-        max_shard_size: Largest shard, e.g. 2GB or 500MB; without it, the source's shards.
-        overwrite: Replace OUT if it exists.
-    """
-    from ai_jax.convert.files import parse_size
-    from ai_jax.convert.to_hf import to_hf as run
-
-    size = None if max_shard_size is None else parse_size(max_shard_size)
-    summary = run(source, out, base=base, dtype=dtype, shard_bytes=size, overwrite=overwrite)
-    _print_summary(summary, out)
-
-
 @bench.command(name="stream")
 def bench_stream(model: Folder = None, chunks: Annotated[int, arg(metavar="N")] = 1500) -> None:
     """Time a long stream: cost per chunk, real-time factor, memory, compilations.
@@ -246,7 +175,9 @@ def bench_stream(model: Folder = None, chunks: Annotated[int, arg(metavar="N")] 
 
 
 app.command(bench, name="bench", help="Measure speed.")
-app.command(convert, name="convert", help="Move checkpoints between Hugging Face and this project.")
+app.command(
+    cli_convert.app, name="convert", help="Move, compare and look into checkpoints of any form."
+)
 
 
 def _load(model: Path | None):
@@ -257,14 +188,6 @@ def _load(model: Path | None):
     engine = Engine(loaded.config, loaded.params, loaded.tokenizer)
     engine.warm_up()
     return loaded, engine
-
-
-def _print_summary(summary, out: Path) -> None:
-    size = summary.bytes / 1e6
-    print(
-        f"{out}: {summary.tensors} tensors, {size:,.1f} MB in {summary.seconds:.1f} s"
-        f" ({size / max(summary.seconds, 1e-9):,.0f} MB/s)"
-    )
 
 
 def main() -> None:

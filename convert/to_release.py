@@ -91,7 +91,7 @@ def _layout(source: Source, qkv: litgpt.Order | None, lm: Form | None) -> _Layou
     if layout.lm != "pt":
         layout = dataclasses.replace(layout, lm_file=_DECODER)
     for file in (layout.lm_file, layout.tower, layout.omni):
-        if Path(file).name != file and file != ".":
+        if file == ".." or (Path(file).name != file and file != "."):
             raise UserError(f"{source.path}: {INFO} names the file '{file}'; name one in a folder")
     return dataclasses.replace(layout, qkv=qkv or layout.qkv, lm=lm or layout.lm)
 

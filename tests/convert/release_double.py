@@ -62,7 +62,8 @@ class Release:
             state = {"model": self.decoder, "step_count": 7} if wrapped else self.decoder
             torch_save(state, self.folder / "lit_model.pth", legacy=lm == "legacy")
         if tower == "safetensors":
-            save_file(self.tower, self.folder / f"{TOWER}.safetensors")
+            path = self.folder / f"{TOWER}.safetensors"
+            save_file(self.tower, path, {"format": "pt"})
         else:
             torch_save(self.tower, self.folder / f"{TOWER}.pth", legacy=lm == "legacy")
         if self.yaml is not None:

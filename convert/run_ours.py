@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -33,11 +32,14 @@ class Ours:
 
     def __init__(self, source: Source, max_len: int):
         self._config = config = source.config
-        size = sum(source.specs[name].nbytes for name in source.params)
+        # The largest first: what is read and what is made of it are in memory together.
+        names = sorted(source.params, key=lambda name: -source.specs[name].nbytes)
+        size = sum(source.specs[name].nbytes for name in names)
         params = {}
         with progress(f"Loading {source.path.name}", size) as advance:
-            for name, tensor in source.fetch(list(source.params)):
-                params[name] = jnp.asarray(tensor.astype(np.float32))
+            for name, tensor in source.fetch(names):
+                aligned = shards.aligned(tensor, np.dtype(np.float32))
+                params[name] = jax.device_put(aligned, may_alias=True)
                 advance(tensor.nbytes)
                 shards.let_go(tensor)
         self._graphdef, self._state = nnx.split(omni.build(config, params))

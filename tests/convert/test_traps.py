@@ -41,7 +41,12 @@ def logits(pair):
 
 
 def cache(pair):
-    parity.test_prefill_and_decode_through_the_cache(pair)
+    with jax.disable_jit(False):  # it takes many steps: compiling them anew is the faster way
+        parity.extend.clear_cache()
+        try:
+            parity.test_prefill_and_decode_through_the_cache(pair)
+        finally:
+            parity.extend.clear_cache()
 
 
 def rounding_of_rms_norm(pair):

@@ -31,16 +31,16 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 def is_release(path: Path) -> bool:
     """Whether the folder ``path`` is one of the authors' (whole or not)."""
-    if (path / litgpt.CONFIG).is_file():
-        return True
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        return any(p.suffix in pickles.SUFFIXES for p in path.iterdir())
     try:
-        names = (name for path in files for name in shards.open_file(path))
-        return any(name.startswith("transformer.") for name in names)
+        names = [name for file in path.glob("*.safetensors") for name in shards.open_file(file)]
     except UserError:
-        return False
+        names = []
+    if any(name.startswith("transformer.") for name in names):
+        return True
+    if any(name.endswith("model.embed_tokens.weight") for name in names):
+        return False  # Hugging Face's, whatever lies beside
+    files = list(path.iterdir())
+    return any(p.name == litgpt.CONFIG or p.suffix in pickles.SUFFIXES for p in files)
 
 
 def open_release(path: str | Path, *, fp16_positions: bool = False) -> Source:

@@ -16,6 +16,8 @@ from ai_jax.errors import UserError
 # The authors' names for the tower's file and for the folder with the config.
 TOWER = "audiointeraction_ChunkwisedEncoder.pth"
 OMNI = "qwen25OmniConfig"
+# Before the name of a file beside the weights that would be taken for a Hugging Face folder's.
+ASIDE = "release."
 
 _DECODER = ("transformer.", "lm_head.", "audio_adapter.")
 _SUFFIXES = (".safetensors", *pickles.SUFFIXES)
@@ -123,6 +125,8 @@ def find_omni(folder: Path) -> Path | None:
 def side_files(folder: Path, omni: Path | None) -> dict[str, Path]:
     """What lies beside the weights; files of the config's folder as ``<folder>.<name>``."""
     files = {p.name: p for p in hf.side_files(folder) if p.suffix not in _SUFFIXES}
+    if hf.CONFIG in files:
+        files[ASIDE + hf.CONFIG] = files.pop(hf.CONFIG)
     if omni is not None and omni != folder:
         inner = [p for p in hf.side_files(omni) if p.suffix not in _SUFFIXES]
         files |= {f"{omni.name}.{p.name}": p for p in inner}

@@ -16,7 +16,7 @@ from ai_jax.convert import hf, litgpt, mapping, pickles, shards
 from ai_jax.convert.files import INFO, Summary, progress, whole_folder, write_info, write_json
 from ai_jax.convert.open import open_source
 from ai_jax.convert.release import ADAPTER, TOWER_PREFIX
-from ai_jax.convert.release_files import OMNI, TOWER
+from ai_jax.convert.release_files import ASIDE, OMNI, TOWER
 from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 
@@ -183,8 +183,8 @@ def _write_beside(folder: Path, source: Source, layout: _Layout) -> None:
     for name, path in source.files.items():
         if name.startswith(inside):
             shutil.copyfile(path, omni / name.removeprefix(inside))
-        elif name != hf.CONFIG or config is None or omni == folder:
-            shutil.copyfile(path, folder / name)
+        elif name != hf.CONFIG or config is None:
+            shutil.copyfile(path, folder / name.removeprefix(ASIDE))
     if source.tokenizer is not None and not (folder / hf.TOKENIZER).exists():
         shutil.copyfile(source.tokenizer, folder / hf.TOKENIZER)
     if not (omni / hf.CONFIG).exists():

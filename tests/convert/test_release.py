@@ -11,9 +11,12 @@ from release_double import TOWER, Release
 from safetensors.numpy import save_file
 
 from ai_jax.config import to_dict
+from ai_jax.convert import hf
+from ai_jax.convert.from_release import from_release
 from ai_jax.convert.open import open_source
 from ai_jax.convert.release import is_release, open_release
 from ai_jax.convert.release_config import stream_format
+from ai_jax.convert.to_hf import to_hf
 from ai_jax.convert.to_release import to_release
 from ai_jax.errors import UserError
 from ai_jax.tokens import RELEASE
@@ -109,6 +112,21 @@ def test_a_head_beside_tied_embeddings_counts_if_it_differs(release, same):
     source = open_release(save(theirs))
     assert source.config.text.tie_word_embeddings == same
     assert ("lm_head.weight" in source.specs) != same
+
+
+@pytest.mark.parametrize("omni_in", ["qwen25OmniConfig", "."])
+def test_a_release_becomes_a_folder_of_hugging_face(tmp_path, release, tiny, omni_in):
+    """With all that lay beside it, which must not make it a release again."""
+    theirs = release(grouped=True, adapter=True)
+    theirs.omni_in = omni_in
+    from_release(save(theirs), tmp_path / "checkpoint")
+    to_hf(tmp_path / "checkpoint", tmp_path / "hf")
+    there, back = open_source(theirs.folder), open_source(tmp_path / "hf")
+    assert back.kind == "hf" and back.config == there.config
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == hf.THINKER
+    got = dict(back.fetch(list(there.params)))
+    for name, want in there.fetch(list(there.params)):
+        np.testing.assert_array_equal(got[name], want, name)
 
 
 # Configs.
@@ -381,6 +399,22 @@ def test_query_key_and_value_must_agree_to_be_one(tmp_path, source):
     with pytest.raises(UserError, match=r"layers\.1\.self_attn\.q_proj\.weight' is bfloat16"):
         to_release(src.save(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_configs_at_the_top_come_back(tmp_path, release):
+    """Qwen2.5-Omni's, or that of the language model that litgpt leaves there."""
+    for name in ("omni", "lm"):
+        theirs = release(name)
+        if name == "omni":
+            theirs.omni_in = "."
+        else:
+            theirs.beside["config.json"] = '{"model_type": "qwen2"}'
+        from_release(save(theirs), tmp_path / f"{name}-checkpoint")
+        to_release(tmp_path / f"{name}-checkpoint", tmp_path / f"{name}-back")
+        for path in theirs.folder.rglob("*"):
+            if path.is_file():
+                back = tmp_path / f"{name}-back" / path.relative_to(theirs.folder)
+                assert back.read_bytes() == path.read_bytes(), path
 
 
 def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path, release):

@@ -146,8 +146,10 @@ def write_file(path: Path, specs: Mapping[str, Spec], read: Read, *, wrapped: bo
         torch.save({_WRAPPER: empty} if wrapped else empty, path)
     # torch numbers storages in the order in which it meets them.
     records = sorted(_records(path), key=lambda r: int(r[0].filename.rpartition("/")[2]))
+    tensors = iter(read(list(specs)))
     with path.open("r+b") as f:
-        for (name, tensor), (record, place, entry) in zip(read(list(specs)), records, strict=True):
+        for name, (record, place, entry) in zip(specs, records, strict=True):
+            _, tensor = next(tensors)
             spec = Spec(tensor.shape, tensor.dtype)
             if spec != specs[name] or spec.nbytes != record.file_size:
                 raise RuntimeError(f"asked for {name} {specs[name]}, got {spec}")
@@ -162,6 +164,7 @@ def write_file(path: Path, specs: Mapping[str, Spec], read: Read, *, wrapped: bo
                 f.seek(at)
                 f.write(what)
             let_go(tensor)
+            del tensor, content, what  # before the next one is read
 
 
 def _records(path: Path) -> list[tuple[zipfile.ZipInfo, int, int]]:

@@ -144,10 +144,13 @@ def _decoder_reader(
                 parts.append(next(stream)[1])
                 seen.add(name)
             fused = litgpt.fuse(parts, layout.qkv, text) if len(parts) > 1 else parts[0]
+            size = fused.nbytes
+            while parts:
+                # What is fused was copied; what is not is let go of by the writer.
+                shards.let_go(parts.pop())
             yield theirs, fused
-            for tensor in parts:
-                shards.let_go(tensor)
-            advance(fused.nbytes)
+            del fused  # before the next one is read
+            advance(size)
 
     return read
 

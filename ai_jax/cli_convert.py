@@ -162,7 +162,7 @@ def verify(
         audio: Recording to run on, besides noise; without it, spoken words of the package.
         chunks: Chunks of 400 ms to decode greedily.
         tolerance: Accept tensors and logits that differ by so much of their largest value.
-            0.01 suits a conversion to bfloat16.
+            0.05 suits a conversion to bfloat16.
         as_json: Print one JSON object instead of tables.
     """
     from rich.console import Console

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # loading into NumPy needs no jax
 class Loaded:
     """A model: config, weights (our flat names -> arrays, torch layout) and tokenizer.
 
-    NumPy arrays begin at multiples of 64 bytes: ``jax.device_put(x, may_alias=True)`` on a CPU takes
-    them as they are, without a copy. info: ``path``, ``kind`` ("hf", "orbax" or "release"),
+    NumPy arrays begin at multiples of 64 bytes: ``jax.device_put(x, may_alias=True)`` on a CPU
+    takes them as they are, without a copy. info: ``path``, ``kind`` ("hf", "orbax" or "release"),
     ``step`` (None outside a training run) and ``provenance``.
     """
 

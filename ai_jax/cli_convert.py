@@ -67,7 +67,9 @@ def to_hf(
         out: Folder to write.
         base: What the run started from; by default the place that it recorded.
         dtype: Cast the tensors that the model runs; without it, they have the source's dtypes.
+            Those of a training run have the dtypes that it started from.
         max_shard_size: Largest shard, e.g. 2GB or 500MB; without it, the source's shards.
+            If tensors were cast or left behind, that is 5GB.
         overwrite: Replace OUT if it exists.
     """
     from ai_jax.convert.files import parse_size

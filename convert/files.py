@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -53,9 +54,10 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GI
 def parse_size(text: str) -> int:
     """Bytes of ``2GB``, ``500 MB``, ``1GiB`` ... UserError if it is no such size."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", text, re.IGNORECASE)
-    if match is None or not float(match[1]):
+    size = float(match[1]) * _UNITS[match[2].upper()] if match else 0
+    if not 1 <= size < math.inf:
         raise UserError(f"'{text}' is not a size; give one like 2GB or 500MB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return int(size)
 
 
 @contextlib.contextmanager

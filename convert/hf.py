@@ -26,13 +26,14 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CARD = "README.md"
 PREPROCESSOR = "preprocessor_config.json"
+SPEAKERS = "spk_dict.pt"  # the talker's voices
 THINKER = "qwen2_5_omni_thinker"
 ARCHITECTURE = "Qwen2_5OmniThinkerForConditionalGeneration"
 
-EMBEDDING = "model.embed_tokens.weight"
-
 # The stock model reads 2 s blocks; here the same weights listen in chunks of 400 ms.
 _OFFLINE_N_WINDOW, _STREAMING_N_WINDOW = 100, 20
+# transformers 5 writes the first, transformers 4 the second.
+_DTYPE_KEYS = ("dtype", "torch_dtype")
 _WEIGHTS_OR_CODE = (".safetensors", ".bin", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".py")
 
 # transformers leaves out of config.json what equals these defaults of its config classes.
@@ -101,8 +102,9 @@ def open_hf(folder: Path) -> Source:
     found = mapping.partition(config, shapes, folder)
     _check_dtypes(found, tensors, folder)
     canonical = {mapping.to_ours(name, found.prefix): name for name in tensors}
-    if config.text.tie_word_embeddings and "lm_head.weight" in canonical:
-        _check_tied(*(tensors[canonical[n]] for n in (EMBEDDING, "lm_head.weight")), folder)
+    if config.text.tie_word_embeddings and mapping.HEAD in canonical:
+        pair = (mapping.EMBEDDING, mapping.HEAD)
+        _check_tied(*(tensors[canonical[name]] for name in pair), folder)
 
     def fetch(names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
         return ((name, tensors[canonical[name]]) for name in names)
@@ -290,14 +292,24 @@ def tokenizer_files(tokenizer: Path) -> dict[str, Path]:
 
 
 def set_dtype(config: dict[str, Any], dtype: np.dtype) -> None:
-    """Have a config.json, and the sections in it, say which dtype the weights have."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            set_dtype(value, dtype)
-        elif key in ("dtype", "torch_dtype") and value is not None:
-            config[key] = dtype.name
-    if "model_type" in config and config["model_type"] == THINKER:
-        config.setdefault("torch_dtype" if "torch_dtype" in config else "dtype", dtype.name)
+    """Have a config.json say which dtype the tensors have that the model runs.
+
+    The sections of vision tower, talker and vocoder keep theirs, as their tensors do.
+    """
+    thinker = config.get("thinker_config", config)
+    sections = [thinker.get(f"{part}_config", {}) for part in ("audio", "text")]
+    for section in (config, thinker, *sections):
+        for key in _DTYPE_KEYS:
+            if section.get(key) is not None:
+                section[key] = dtype.name
+    if not any(config.get(key) for key in _DTYPE_KEYS):
+        config["dtype"] = dtype.name
+
+
+def thinker_alone(config: dict[str, Any]) -> dict[str, Any]:
+    """The thinker's part of a full ``config.json`` as one of its own."""
+    shared = {key: config[key] for key in (*_DTYPE_KEYS, "transformers_version") if key in config}
+    return config["thinker_config"] | shared | {"architectures": [ARCHITECTURE]}
 
 
 def preprocessor(config: ModelConfig) -> dict[str, Any]:

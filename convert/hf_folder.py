@@ -80,7 +80,8 @@ def write(
 
     def read(hf_names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name, tensor in plan.fetch([mapping.to_ours(n, plan.prefix) for n in hf_names]):
-            tensor = tensor.astype(plan.specs[name].dtype, copy=False)
+            if tensor.dtype != plan.specs[name].dtype:
+                tensor = shards.cast(name, tensor, plan.specs[name].dtype)
             yield mapping.to_hf(name, plan.prefix), tensor
             del tensor  # or it would be in memory beside the next one
             advance(plan.specs[name].nbytes)
@@ -126,33 +127,35 @@ def _plan(source: Source, base: Source | None, dtype: str | None) -> _Plan:
         return _own(source, specs)
 
     specs |= {name: base.specs[name] for name in base.carried}
+    if mapping.HEAD in base.carried:
+        specs[mapping.HEAD] = specs[mapping.EMBEDDING]
     skipped = base.conversion.get("skipped", [])
     changed = bool(skipped) or dtype is not None or base.conversion.get("dtype") is not None
     config = json.loads(base.files[hf.CONFIG].read_text(encoding="utf-8"))
-    prefix, zeros = base.prefix, {}
+    files, prefix, zeros = dict(base.files), base.prefix, {}
     if "talker" in skipped and "thinker_config" in config:
-        config, prefix = config["thinker_config"], ""
-        config["architectures"] = [hf.ARCHITECTURE]
+        config, prefix = hf.thinker_alone(config), ""
+        files.pop(hf.SPEAKERS, None)
     if "vision" in skipped:
         thinker = config.get("thinker_config", config)
         thinker["vision_config"] = hf.NO_VISION
-        zeros = _no_vision(cast[hf.EMBEDDING])
+        zeros = _no_vision(cast[mapping.EMBEDDING])
     if changed:
-        hf.set_dtype(config, cast[hf.EMBEDDING])
+        hf.set_dtype(config, cast[mapping.EMBEDDING])
     return _Plan(
         source=source,
         specs=specs | zeros,
         fetch=_merged(source, base, zeros),
         prefix=prefix,
         config=config,
-        files=base.files,
+        files=files,
         layout=base.layout,
         verbatim=base is source and not changed,
     )
 
 
 def _own(source: Source, specs: dict[str, shards.Spec]) -> _Plan:
-    dtype = specs[hf.EMBEDDING].dtype
+    dtype = specs[mapping.EMBEDDING].dtype
     zeros = _no_vision(dtype)
     return _Plan(
         source=source,
@@ -172,16 +175,17 @@ def _no_vision(dtype: np.dtype) -> dict[str, shards.Spec]:
 
 def _merged(source: Source, base: Source, zeros: Mapping[str, shards.Spec]) -> shards.Read:
     """Reads the model's tensors from ``source``, what travels along from ``base``."""
-    runs = set(source.params)
+    own = {name: name for name in source.params}
+    own.setdefault(mapping.HEAD, mapping.EMBEDDING)  # a head that is tied
 
     def fetch(names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-        mine = iter(source.fetch([name for name in names if name in runs]))
-        along = iter(base.fetch([name for name in names if name not in runs | zeros.keys()]))
+        mine = iter(source.fetch([own[name] for name in names if name in own]))
+        along = iter(base.fetch([name for name in names if name not in own | zeros]))
         for name in names:
             if name in zeros:
                 yield name, np.zeros(zeros[name].shape, zeros[name].dtype)
             else:
-                yield next(mine if name in runs else along)
+                yield name, next(mine if name in own else along)[1]
 
     return fetch
 

@@ -17,17 +17,15 @@ def name_controls(folder: Path, config: ModelConfig) -> None:
     """Name ``<silent>`` and ``<response>`` in the tokenizer of ``folder``, in place.
 
     Only ids that the tokenizer leaves free get a name: the format of the authors' release reuses
-    tokens of the text, whose names stay. The vocabulary keeps its size, since the embedding has
-    rows for these ids already. Makes a ``tokenizer_config.json`` where there is none.
+    tokens of the text, whose names stay. The embedding keeps its size, since it has rows for these
+    ids already. Makes a ``tokenizer_config.json`` where there is none.
     """
     path = folder / hf.TOKENIZER
     if not path.is_file():
         return
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     names = _names(tokenizer)
-    stream = config.stream.format
-    controls = {stream.silent: "<silent>", stream.response: "<response>"}
-    new = {id: name for id, name in controls.items() if id not in names}
+    new = _new(config, names)
     if new:
         added = tokenizer.setdefault("added_tokens", [])
         added += [
@@ -40,6 +38,18 @@ def name_controls(folder: Path, config: ModelConfig) -> None:
     if new and legacy.is_file():
         tokens = json.loads(legacy.read_text(encoding="utf-8"))
         write_json(legacy, tokens | {name: id for id, name in new.items()})
+
+
+def _new(config: ModelConfig, names: dict[int, str]) -> dict[int, str]:
+    """Names for the ids from the first that is free to the last control.
+
+    A tokenizer numbers added tokens through, whatever ids its file gives them, so the ones before
+    the controls need names as well.
+    """
+    stream = config.stream.format
+    controls = {stream.silent: "<silent>", stream.response: "<response>"}
+    ids = range(max(names, default=-1) + 1, max(controls) + 1)
+    return {id: controls.get(id, f"<unused{id}>") for id in ids}
 
 
 def _names(tokenizer: dict[str, Any]) -> dict[int, str]:

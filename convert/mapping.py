@@ -22,6 +22,8 @@ PREFIX = "thinker."
 # listens does not have. They are carried through a conversion so that it can be undone.
 OTHER_MODELS = ("talker.", "token2wav.")
 VISION = "visual."
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 # What can be left behind: name of the part -> how its tensors' names begin (without ``thinker.``).
 PARTS = {"vision": (VISION,), "talker": OTHER_MODELS}
 
@@ -125,7 +127,7 @@ def _prefix(names: Iterable[str]) -> str:
 
 def _is_carried(ours: str, config: ModelConfig) -> bool:
     # With tied embeddings a folder may still hold the head that nobody reads.
-    tied_head = ours == "lm_head.weight" and config.text.tie_word_embeddings
+    tied_head = ours == HEAD and config.text.tie_word_embeddings
     return ours.startswith((VISION, *OTHER_MODELS)) or tied_head
 
 

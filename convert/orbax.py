@@ -255,7 +255,7 @@ def _fill(
             "store_data_equal_to_fill_value": True,
         }
         for rows in _row_blocks(spec):
-            block = shards.aligned(tensor[rows], spec.dtype)
+            block = shards.cast(name, tensor[rows], spec.dtype)
             shards.let_go(tensor)
             on_block(name, block)
             store = ts.open(array, create=True, open=True, context=context, transaction=transaction)

@@ -182,6 +182,18 @@ def aligned(tensor: np.ndarray, dtype: np.dtype, *, copy: bool = True) -> np.nda
     return out
 
 
+def cast(name: str, tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``aligned``, with a UserError for numbers that float16 cannot hold."""
+    with np.errstate(over="ignore"):
+        out = aligned(tensor, dtype)
+    narrowed = dtype == np.float16 and tensor.dtype != dtype
+    if narrowed and np.isinf(out).any() and np.isinf(out).sum() != np.isinf(tensor).sum():
+        raise UserError(
+            f"the tensor '{name}' holds numbers that float16 cannot; choose bfloat16 or float32"
+        )
+    return out
+
+
 def read_header(path: Path) -> bytes:
     """The header of a safetensors file as it is there, padding included. UserError if cut off."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ai_jax.convert import hf, hf_folder
+from ai_jax.convert import hf, hf_folder, mapping
 from ai_jax.convert.files import Summary
 from ai_jax.convert.open import open_source
 from ai_jax.convert.source import Source
@@ -27,7 +27,8 @@ def to_hf(
     from it all that training did not touch, in its dtypes, and gets a card and names for its
     control tokens. Anything else becomes a folder of its own. ``transformers`` loads all of them.
 
-    dtype: cast the model's tensors. shard_bytes: largest shard; None keeps the source's shards.
+    dtype: cast the tensors that the model runs. shard_bytes: largest shard; None keeps the shards
+    of the source or base, unless tensors were cast or left behind: then they have up to 5 GB.
     Raises UserError if ``src`` is no model, ``base`` is gone or does not fit, or ``out`` exists and
     ``overwrite`` is off.
     """
@@ -46,15 +47,19 @@ def _base(source: Source, given: str | Path | None) -> Source | None:
     """The folder or checkpoint whose form the result takes: ``source`` itself unless trained."""
     if source.step is None and given is None:
         return source if hf.CONFIG in source.files and source.kind != "release" else None
-    recorded = given or source.provenance.get("base")
-    if recorded is None:
+    place = given or source.provenance.get("base")
+    if place is None:
         return None
-    if not Path(recorded).is_dir():
+    if given is None and not Path(place).is_dir():
         raise UserError(
-            f"{source.path} was trained from {recorded}, which is not there; give its place with "
+            f"{source.path} was trained from {place}, which is not there; give its place with "
             "--base DIR"
         )
-    base = open_source(recorded)
-    if set(base.params) != set(source.params):
-        raise UserError(f"{recorded} is a model of another size than {source.path}; give its base")
+    base = open_source(place)
+    if _shapes(base) != _shapes(source):
+        raise UserError(f"{place} is a model of another size than {source.path}; give its base")
     return base if hf.CONFIG in base.files else None
+
+
+def _shapes(source: Source) -> dict[str, mapping.Shape]:
+    return {name: source.specs[name].shape for name in source.params}

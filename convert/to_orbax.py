@@ -36,7 +36,7 @@ def write(
     start = time.monotonic()
     skip = sorted(set(skip))
     left = [beginning for part in skip for beginning in mapping.PARTS[part]]
-    runs = set(source.params)
+    runs = {*source.params, mapping.HEAD}  # a head that is tied remains the embedding's copy
     specs = {
         name: spec if dtype is None or name not in runs else spec.cast(dtype)
         for name, spec in source.specs.items()

@@ -198,8 +198,9 @@ def _write_side_files(plan: _Plan, folder: Path, note: str) -> None:
         shutil.copyfile(source.info, folder / INFO)
         return
     facts = dict(source.provenance)
-    if facts.get("base"):
-        facts["base"] = Path(facts["base"]).name  # where it lies is nobody else's business
+    for key in ("base", "init"):
+        if facts.get(key):
+            facts[key] = Path(facts[key]).name  # where it lies is nobody else's business
     write_info(folder / INFO, source.config, facts)
     if plan.verbatim:
         return

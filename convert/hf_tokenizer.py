@@ -48,8 +48,12 @@ def _new(config: ModelConfig, names: dict[int, str]) -> dict[int, str]:
     """
     stream = config.stream.format
     controls = {stream.silent: "<silent>", stream.response: "<response>"}
-    ids = range(max(names, default=-1) + 1, max(controls) + 1)
-    return {id: controls.get(id, f"<unused{id}>") for id in ids}
+    taken = set(names.values())
+    new = {}
+    for id in range(max(names, default=-1) + 1, max(controls) + 1):
+        free = id in controls and controls[id] not in taken
+        new[id] = controls[id] if free else f"<unused{id}>"
+    return new
 
 
 def _names(tokenizer: dict[str, Any]) -> dict[int, str]:

@@ -63,8 +63,10 @@ def test_training_changes_what_it_trained_and_nothing_else(trained, tmp_path):
     want = load(run).params["audio_tower.proj.weight"].astype(ml_dtypes.bfloat16)
     assert np.array_equal(moved, want)
     facts = json.loads((tmp_path / "out" / "ai_jax.json").read_text())["provenance"]
-    assert facts["base"] == checkpoint.name, "a name, not a place on this machine"
-    assert "proj 2" in (tmp_path / "out" / "README.md").read_text()
+    assert facts["base"] == facts["init"] == checkpoint.name, "a name, not a place on this machine"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| stages | proj 2 |" in card and "| training step | 2 |" in card
+    assert "| silent | 300 |" in card and str(checkpoint.parent) not in card
 
 
 def test_a_base_that_moved_is_asked_for(trained, tmp_path):

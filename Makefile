@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # The pins are for Python 3.11; on newer Pythons pip resolves the newest releases.
 PINS := $(shell $(PYTHON) -c "import sys; print('-c constraints/py311-cpu.txt' * (sys.version_info[:2] == (3, 11)))")
+PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINS)
 
 .PHONY: demo test lint env nano clean
@@ -11,7 +12,7 @@ demo: .venv/.demo  ## listen to a recording composed on the spot; writes out/dem
 	$(BIN)/ai-jax demo
 
 test: .venv/.test  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: .venv/.env  ## style
 	$(BIN)/ruff check .

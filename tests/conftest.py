@@ -1,5 +1,7 @@
 """What several tests share: the tiny model and a byte-level tokenizer for it."""
 
+import os
+
 import jax
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -10,8 +12,11 @@ from ai_jax.tokens import TextTokenizer
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_programs(tmp_path_factory):
-    """Programs that several tests compile are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    """Programs that several tests compile are compiled once, also by parallel workers."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    jax.config.update("jax_compilation_cache_dir", str(folder / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 

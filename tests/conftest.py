@@ -2,6 +2,10 @@
 
 import os
 
+# Compiling takes most of the time of these tests. JAX reads this when it is imported, and so do the
+# processes that tests start; set it to 0 to test what users run.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 import jax
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers

@@ -174,6 +174,43 @@ def bench_stream(model: Folder = None, chunks: Annotated[int, arg(metavar="N")] 
     print("\n".join(run(_load(model)[1], chunks).lines()))
 
 
+@bench.command(name="convert")
+def bench_convert(
+    source: Annotated[Positional[Path | None], arg(metavar="DIR", help_behavior_hint="")] = None,
+    out: Folder = None,
+    rounds: Annotated[int, arg(metavar="N")] = 1,
+    ours_only: bool = False,
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Time from-hf and to-hf beside a plain copy, default Orbax and save_pretrained.
+
+    Each runs in a process of its own, until its result is safe on disk; ratios are to the copy.
+
+    Args:
+        source: Folder in Hugging Face format; without it, the small model of the package.
+        out: Folder on whose disk to write, twice the size of DIR at most; all of it is removed.
+            Without it, the current folder.
+        rounds: Repeat everything so often and give medians.
+        ours_only: Leave out default Orbax and save_pretrained, which hold all weights in memory.
+        as_json: Print one JSON object instead of a table.
+    """
+    from rich.console import Console
+
+    from ai_jax.convert import bench as measure
+    from ai_jax.convert.load import packaged
+
+    if rounds < 1:
+        raise UserError(f"--rounds must be at least 1 (got {rounds})")
+    with Console(stderr=True).status("") as status:
+        report = measure.bench(
+            source or packaged(), out=out, rounds=rounds, ours_only=ours_only, say=status.update
+        )
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        Console().print(measure.table(report))
+
+
 app.command(bench, name="bench", help="Measure speed.")
 app.command(
     cli_convert.app, name="convert", help="Move, compare and look into checkpoints of any form."

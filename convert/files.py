@@ -85,7 +85,7 @@ def whole_folder(
         shutil.rmtree(partial, ignore_errors=True)
         _check_room(out, size)
         yield partial
-        _sync(partial)
+        sync(partial)
         _move_into_place(partial, out, old)
     except OSError as e:
         file = f" ({e.filename})" if e.filename else ""
@@ -103,7 +103,7 @@ def _check_room(out: Path, size: int) -> None:
         )
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Have all of a folder on disk before it takes its name."""
     for path in [folder, *folder.rglob("*")]:
         descriptor = os.open(path, os.O_RDONLY)

@@ -44,7 +44,7 @@ def load(path: str | Path | None = None, dtype: Any = None) -> Loaded:
     UserError if there is no model, a tensor does not fit its config, or the tokenizer is missing.
     """
     if path is None:
-        path = _packaged()
+        path = packaged()
         dtype = np.float32 if dtype is None else dtype
     source = open_source(path)
     tokenizer = _tokenizer(source)
@@ -107,7 +107,8 @@ def _info(source: Source) -> dict[str, Any]:
     }
 
 
-def _packaged() -> Path:
+def packaged() -> Path:
+    """Folder of the model that ships in the package. Raises UserError if it was left out."""
     folder = Path(str(importlib.resources.files("ai_jax.assets.nano")))
     if not any(folder.glob("*.safetensors")):
         raise UserError(

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ai_jax.convert import mapping, shards
+from ai_jax.convert import mapping, ocdbt, shards
 from ai_jax.convert.files import INFO, read_info
 from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
@@ -30,10 +30,10 @@ SIDE = "hf"
 LAYOUT = "layout"
 _TOKENIZER = "tokenizer.json"
 _MARKER = "_CHECKPOINT_METADATA"
+_COMMITTED = "commit_success.txt"
 _TREE = "_METADATA"  # Orbax's description of a part
 _AHEAD_BYTES = 256 << 20
 _BLOCK_BYTES = 64 << 20
-_TRANSACTION_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,15 +199,15 @@ def write(
     metadata: dict[str, Any],
     on_block: Callable[[str, np.ndarray], None],
 ) -> None:
-    """Write a checkpoint tensor by tensor; whatever their size, about 512 MiB are in memory.
+    """Write a checkpoint block by block; what is in memory is a block, or a tensor to be cast.
 
     parts: checkpointable -> tensor -> shape and dtype. read: yields the named tensors in the order
     asked for; they are cast to the dtype of their spec. on_block: called with the name and every
-    block of rows on its way to disk; may raise to stop.
+    block of rows on its way to disk; may raise to stop. The same tensors give the same bytes.
 
     Orbax saves an array only when all of them are given at once, in their final dtype. So it makes
-    the folder and its metadata from scalars, and TensorStore then writes the arrays, in the format
-    that Orbax names there (Zarr 3 arrays in one OCDBT database per part), which stock Orbax reads.
+    the folder and its metadata from scalars, and the arrays are then written in the format that it
+    names there (Zarr 3 arrays in one OCDBT database per part), which stock Orbax reads.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -217,18 +217,28 @@ def write(
         part: {name: np.zeros((), spec.dtype) for name, spec in specs.items()}
         for part, specs in parts.items()
     }
-    with context:
-        ocp.save_checkpointables(path, scalars, custom_metadata=metadata)
+    try:
+        with context:
+            ocp.save_checkpointables(path, scalars, custom_metadata=metadata)
+    except ValueError as e:  # TensorStore's errors, of which a full disk is the likeliest
+        raise OSError(errno.EIO, _reason(e), str(path)) from e
+    _forget_the_occasion(path)
     for part, specs in parts.items():
         for child in (path / part).iterdir():
             if child.is_dir():
                 shutil.rmtree(child)
             elif child.name != _TREE:
                 child.unlink()
-        try:
-            _fill(path / part, specs, read(list(specs)), on_block)
-        except ValueError as e:  # TensorStore's errors, of which a full disk is the likeliest
-            raise OSError(errno.EIO, _reason(e), str(path / part)) from e
+        _fill(path / part, specs, read(list(specs)), on_block)
+
+
+def _forget_the_occasion(path: Path) -> None:
+    """Drop from Orbax's metadata when, and under which temporary name, the checkpoint was made."""
+    marker = json.loads((path / _MARKER).read_text(encoding="utf-8"))
+    times = dict.fromkeys(("init_timestamp_nsecs", "commit_timestamp_nsecs"))
+    (path / _MARKER).write_text(json.dumps(marker | times), encoding="utf-8")
+    if (path / _COMMITTED).exists():
+        (path / _COMMITTED).write_text("Checkpoint commit was successful\n", encoding="utf-8")
 
 
 def _fill(
@@ -237,64 +247,55 @@ def _fill(
     tensors: Iterable[tuple[str, np.ndarray]],
     on_block: Callable[[str, np.ndarray], None],
 ) -> None:
-    """Write arrays into a new OCDBT database, one transaction while the next is being read."""
-    import tensorstore as ts
+    """Write arrays into a new database."""
+    with ocdbt.Writer(folder) as database:
+        for (want, spec), (name, tensor) in zip(specs.items(), tensors, strict=True):
+            if name != want or tensor.shape != spec.shape:
+                raise RuntimeError(f"asked for {want} {spec}, got {name} {tensor.shape}")
+            database.put(f"{name}/zarr.json", json.dumps(_zarr3(spec)).encode())
+            for i, rows in enumerate(_row_blocks(spec)):
+                block = tensor[rows]
+                if block.dtype != spec.dtype:
+                    block = shards.cast(name, block, spec.dtype)
+                on_block(name, block)
+                index = [i, *(0 for _ in spec.shape[1:])] if spec.shape else []
+                content = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+                database.put("/".join([name, "c", *map(str, index)]), content, _padding(spec, rows))
+                shards.let_go(tensor)
 
-    # Nothing is read again, and the caller syncs the whole folder.
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
-    database = {"driver": "ocdbt", "base": f"file://{folder.absolute()}/"}
-    transaction, held, committing = ts.Transaction(), 0, None
-    for (want, spec), (name, tensor) in zip(specs.items(), tensors, strict=True):
-        if name != want or tensor.shape != spec.shape:
-            raise RuntimeError(f"asked for {want} {spec}, got {name} {tensor.shape}")
-        array = {
-            "driver": "zarr3",
-            "kvstore": database | {"path": f"{name}/"},
-            "metadata": _zarr3(spec),
-            # Orbax takes an absent block of zeros for a damaged checkpoint.
-            "store_data_equal_to_fill_value": True,
-        }
-        for rows in _row_blocks(spec):
-            block = shards.cast(name, tensor[rows], spec.dtype)
-            shards.let_go(tensor)
-            on_block(name, block)
-            store = ts.open(array, create=True, open=True, context=context, transaction=transaction)
-            target = store.result()[rows]
-            target.write(block, can_reference_source_data_indefinitely=True).result()
-            held += block.nbytes
-            if held >= _TRANSACTION_BYTES:
-                if committing is not None:
-                    committing.result()
-                committing = transaction.commit_async()
-                transaction, held = ts.Transaction(), 0
-    if committing is not None:
-        committing.result()
-    transaction.commit_sync()
+
+def _row_blocks(spec: shards.Spec) -> list[Any]:
+    if not spec.shape:
+        return [...]
+    step = _rows(spec)
+    return [slice(i, min(i + step, spec.shape[0])) for i in range(0, spec.shape[0], step)]
+
+
+def _padding(spec: shards.Spec, rows: Any) -> bytes:
+    """What the block ``rows`` lacks to be of the size that Zarr's chunks have, the last one too."""
+    missing = _rows(spec) - (rows.stop - rows.start) if spec.shape else 0
+    return bytes(missing * spec.nbytes // spec.shape[0]) if missing else b""
 
 
 def _zarr3(spec: shards.Spec) -> dict[str, Any]:
-    rows = _rows(spec)
-    chunk = [max(1, n) for n in ((rows, *spec.shape[1:]) if spec.shape else ())]
+    chunk = [max(1, n) for n in ((_rows(spec), *spec.shape[1:]) if spec.shape else ())]
     return {
+        "zarr_format": 3,
+        "node_type": "array",
         "shape": list(spec.shape),
         "data_type": spec.dtype.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_key_encoding": {"name": "default"},
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "fill_value": False if spec.dtype == np.bool_ else 0,
     }
 
 
 def _rows(spec: shards.Spec) -> int:
     """Rows of a block: a chunk on disk, read and written as one."""
     if not spec.shape or spec.nbytes <= _BLOCK_BYTES:
-        return spec.shape[0] if spec.shape else 1
+        return max(1, spec.shape[0]) if spec.shape else 1
     return max(1, _BLOCK_BYTES * spec.shape[0] // spec.nbytes)
-
-
-def _row_blocks(spec: shards.Spec) -> list[Any]:
-    if not spec.shape:
-        return [...]
-    step = max(1, _rows(spec))
-    return [slice(i, min(i + step, spec.shape[0])) for i in range(0, spec.shape[0], step)] or [...]
 
 
 def _reason(error: ValueError) -> str:

@@ -98,9 +98,9 @@ def open_hf(folder: Path) -> Source:
     """
     config = model_config(folder)
     tensors = shards.open_folder(folder)
+    _check_dtypes(config, tensors, folder)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     found = mapping.partition(config, shapes, folder)
-    _check_dtypes(found, tensors, folder)
     canonical = {mapping.to_ours(name, found.prefix): name for name in tensors}
     if config.text.tie_word_embeddings and mapping.HEAD in canonical:
         pair = (mapping.EMBEDDING, mapping.HEAD)
@@ -129,12 +129,15 @@ def open_hf(folder: Path) -> Source:
     )
 
 
-def _check_dtypes(found: mapping.Partition, tensors: dict[str, np.ndarray], folder: Path) -> None:
-    for name in found.params.values():
-        dtype = tensors[name].dtype
-        if dtype.name not in ("float32", "float16", "bfloat16"):
+def _check_dtypes(config: ModelConfig, tensors: dict[str, np.ndarray], folder: Path) -> None:
+    """Before names and shapes, in which quantised models differ too, but not for a user's fault."""
+    runs = mapping.expected(config)
+    for name, tensor in tensors.items():
+        dtype = tensor.dtype.name
+        floating = dtype in ("float32", "float16", "bfloat16")
+        if not floating and mapping.to_ours(name, mapping.PREFIX) in runs:
             raise UserError(
-                f"{folder}: the tensor '{name}' is {dtype.name}; give the unquantised model, in "
+                f"{folder}: the tensor '{name}' is {dtype}; give the unquantised model, in "
                 "float32, float16 or bfloat16"
             )
 
@@ -169,17 +172,21 @@ def from_hf_config(data: Any, *, name: str, where: object) -> ModelConfig:
 
     Raises UserError if it is not a Qwen2.5-Omni or asks for something that the model does not do.
     """
-    thinker = data.get("thinker_config", data) if isinstance(data, dict) else {}
+    whole = data if isinstance(data, dict) else {}
+    thinker = _section(whole, "thinker_config", where) or whole
     if thinker.get("model_type") != THINKER:
-        kind = data.get("model_type") if isinstance(data, dict) else None
-        raise UserError(f"{where}: model_type is {kind!r}; only Qwen2.5-Omni models can be read")
+        raise UserError(
+            f"{where}: model_type is {whole.get('model_type')!r}, and there is no thinker_config "
+            f"of the model_type {THINKER!r}; give a Qwen2.5-Omni model"
+        )
     for section, key, allowed in _FIXED:
-        value = thinker.get(section, {}).get(key, allowed[0])
+        value = _section(thinker, section, where).get(key, allowed[0])
         if value not in allowed:
             raise UserError(
-                f"{where}: {section}.{key} is {value!r}; only {allowed[0]!r} can be run"
+                f"{where}: {section}.{key} is {value!r}, but only {allowed[0]!r} can be run; "
+                "take another model"
             )
-    audio = {k: thinker.get("audio_config", {}).get(k, v) for k, v in _AUDIO_DEFAULTS.items()}
+    audio = _sizes(thinker, "audio_config", _AUDIO_DEFAULTS, where)
     if audio["n_window"] == _OFFLINE_N_WINDOW:
         audio["n_window"] = _STREAMING_N_WINDOW
     audio = from_dict(AudioConfig, audio, where=str(where), key="audio_config")
@@ -196,14 +203,39 @@ def from_hf_config(data: Any, *, name: str, where: object) -> ModelConfig:
     )
 
 
+def _section(data: dict[str, Any], key: str, where: object) -> dict[str, Any]:
+    """A part of a config; one that is null or not there is empty. UserError if it is no mapping."""
+    section = data.get(key)
+    if section is None:
+        return {}
+    if not isinstance(section, dict):
+        raise UserError(f"{where}: {key} is not a mapping; download the file again")
+    return section
+
+
+def _sizes(
+    data: dict[str, Any], key: str, defaults: dict[str, Any], where: object
+) -> dict[str, Any]:
+    """The sizes that a section gives. UserError if one is not a number above zero."""
+    section = _section(data, key, where)
+    sizes = {name: section.get(name, default) for name, default in defaults.items()}
+    for name, size in sizes.items():
+        if not isinstance(size, (int, float)) or not size > 0:
+            raise UserError(
+                f"{where}: {key}.{name} is {size!r}, not a number above zero; download the file "
+                "again"
+            )
+    return sizes
+
+
 def _text_section(thinker: dict[str, Any], where: object) -> dict[str, Any]:
-    raw = thinker.get("text_config", {})
-    text = {k: raw.get(k, v) for k, v in _TEXT_DEFAULTS.items()}
-    if text["num_key_value_heads"] is None:
-        text["num_key_value_heads"] = text["num_attention_heads"]
+    raw = _section(thinker, "text_config", where)
+    if "num_key_value_heads" in raw and raw["num_key_value_heads"] is None:
+        raw = raw | {"num_key_value_heads": raw.get("num_attention_heads")}
+    text = _sizes({"text_config": raw}, "text_config", _TEXT_DEFAULTS, where)
     head_dim = raw.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     # transformers 5 keeps theta with the rope parameters, transformers 4 beside them.
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = _section(raw, "rope_parameters", where) or _section(raw, "rope_scaling", where)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ("default", "mrope"):
         raise UserError(f"{where}: text_config.rope_type is '{kind}'; only 'default' can be run")

@@ -133,23 +133,39 @@ def open_file(path: Path) -> dict[str, np.ndarray]:
     """Read-only views of the tensors of one safetensors file. Raises UserError if damaged."""
     header, data = _map(path)
     tensors = {}
+    places = []
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         try:
             code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            if {type(n) for n in (*shape, begin, end)} != {int} or min(shape, default=0) < 0:
+                raise ValueError
         except (KeyError, TypeError, ValueError) as e:
             raise _damaged(path, f"the entry of the tensor '{name}' is unreadable") from e
-        if code not in _DTYPES:
+        if str(code) not in _DTYPES:
             raise UserError(
-                f"{path}: the tensor '{name}' has the dtype {code}, which is not supported; "
-                f"convert it to one of {', '.join(_DTYPES)}"
+                f"{path}: the tensor '{name}' has the dtype {code}, which cannot be read; give the "
+                "unquantised model, in float32, float16 or bfloat16"
             )
         spec = Spec(shape, _DTYPES[code])
         if not 0 <= begin <= end <= len(data) or end - begin != spec.nbytes:
             raise _damaged(path, f"the tensor '{name}' does not fit its bytes {begin} to {end}")
         tensors[name] = np.frombuffer(data[begin:end], spec.dtype).reshape(shape)
+        places.append((begin, end, name))
+    _check_places(path, sorted(places), len(data))
     return tensors
+
+
+def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> None:
+    """The tensors lie one after the other and take up all bytes, or they could not come back."""
+    at, previous = 0, ""
+    for begin, end, name in [*places, (size, size, "")]:
+        if begin < at:
+            raise _damaged(path, f"the tensors '{previous}' and '{name}' share bytes")
+        if begin > at:
+            raise _damaged(path, f"its bytes {at} to {begin} belong to no tensor")
+        at, previous = end, name
 
 
 def let_go(array: np.ndarray) -> None:

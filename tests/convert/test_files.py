@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from ai_jax.convert.files import read_info, whole_folder, write_info
@@ -28,6 +30,34 @@ def test_an_interrupted_write_leaves_what_there_was(tmp_path, error, existing):
         raise error
     assert [p.name for p in tmp_path.iterdir()] == (["out"] if existing else [])
     assert not existing or (out / "config.json").read_text() == "old"
+
+
+def test_an_interruption_between_the_renames_gives_back_the_old(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    make(out, "old")
+    rename = os.rename
+
+    def interrupted(src, dst):
+        if src.name == "new":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        rename(src, dst)
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), whole_folder(out, overwrite=True) as folder:
+        make(folder)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (out / "config.json").read_text() == "old"
+
+
+def test_neighbours_are_left_alone(tmp_path):
+    """Also those named as backups are."""
+    for name in ("out", "out.old", "out.new", "out.bak"):
+        make(tmp_path / name, name)
+    with whole_folder(tmp_path / "out", overwrite=True) as folder:
+        make(folder)
+    found = {p.name: (p / "config.json").read_text() for p in tmp_path.iterdir()}
+    assert found == {"out": "new", "out.old": "out.old", "out.new": "out.new", "out.bak": "out.bak"}
 
 
 def test_an_existing_folder_is_replaced_only_when_asked(tmp_path):

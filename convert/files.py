@@ -49,6 +49,16 @@ def write_json(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def check_links(folder: Path) -> None:
+    """UserError if a link in ``folder`` leads nowhere, as in a cache half downloaded or copied."""
+    for path in sorted(folder.iterdir()):
+        if not path.exists():
+            raise UserError(
+                f"{path} is a link to {path.readlink()}, which is not there; download it again, or "
+                "copy the folder with what its links lead to (cp -rL)"
+            )
+
+
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ai_jax.convert import hf, to_orbax
+from ai_jax.convert import hf, orbax, to_orbax
 from ai_jax.convert.files import Summary
 from ai_jax.errors import UserError
 
@@ -31,6 +31,10 @@ def from_hf(
     src = Path(src)
     if not src.is_dir():
         raise UserError(f"{src} is not a folder; give a folder in Hugging Face format")
+    if orbax.find(src) is not None:
+        raise UserError(
+            f"{src} is a checkpoint already; give a folder in Hugging Face format, or use to-hf"
+        )
     return to_orbax.write(
         hf.open_hf(src), out, dtype=dtype, skip=skip, allow_nan=allow_nan, overwrite=overwrite
     )

@@ -16,7 +16,7 @@ import numpy as np
 from ai_jax.audio.mel import MelConfig
 from ai_jax.config import AudioConfig, ModelConfig, StreamConfig, TextConfig, from_dict
 from ai_jax.convert import mapping, shards
-from ai_jax.convert.files import INFO, read_info
+from ai_jax.convert.files import INFO, check_links, read_info
 from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 from ai_jax.tokens import PAPER, StreamFormat
@@ -96,6 +96,7 @@ def open_hf(folder: Path) -> Source:
     Raises UserError naming the tensor or file that is missing, damaged, unknown, duplicated, of the
     wrong shape or not of floating point, or a config that the model cannot follow.
     """
+    check_links(folder)
     config = model_config(folder)
     tensors = shards.open_folder(folder)
     _check_dtypes(config, tensors, folder)

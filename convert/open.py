@@ -16,6 +16,8 @@ def open_source(path: str | Path) -> Source:
     no model at ``path``, or it is not whole and consistent.
     """
     path = Path(path)
+    if path.is_file():
+        raise UserError(f"{path} is a file; give the folder of the model, a checkpoint or a run")
     if not path.is_dir():
         raise UserError(f"there is no folder {path}; give a model folder, a checkpoint or a run")
     checkpoint = orbax.find(path)
@@ -26,6 +28,6 @@ def open_source(path: str | Path) -> Source:
     if (path / hf.CONFIG).exists() or any(path.glob("*.safetensors")):
         return hf.open_hf(path)
     raise UserError(
-        f"{path} is not a model: neither a Hugging Face folder (config.json, *.safetensors), nor "
-        "an Orbax checkpoint, a training run, or a release of the authors"
+        f"{path} is not a model; give a Hugging Face folder (config.json, *.safetensors), an Orbax "
+        "checkpoint, a training run, or a release of the authors"
     )

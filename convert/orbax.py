@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ai_jax.convert import mapping, ocdbt, shards
-from ai_jax.convert.files import INFO, read_info
+from ai_jax.convert.files import INFO, check_links, read_info
 from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 
@@ -31,6 +31,7 @@ LAYOUT = "layout"
 _TOKENIZER = "tokenizer.json"
 _MARKER = "_CHECKPOINT_METADATA"
 _COMMITTED = "commit_success.txt"
+_PARAMS, _CARRIED = "params", "carried"
 _TREE = "_METADATA"  # Orbax's description of a part
 _AHEAD_BYTES = 256 << 20
 _BLOCK_BYTES = 64 << 20
@@ -57,75 +58,120 @@ class Checkpoint:
 
 
 def find(path: Path) -> Checkpoint | None:
-    """The checkpoint at ``path``, or the latest one of the training run there, or None."""
+    """The checkpoint at ``path``, or the latest one of the training run there, or None.
+
+    Raises UserError for half a checkpoint; among the steps of a run, such are passed over.
+    """
     if _is_checkpoint(path):
         step = int(path.name) if path.name.isdigit() else None
         return Checkpoint(path, step)
     steps = [p for p in path.iterdir() if p.name.isdigit() and _is_checkpoint(p)]
     last = max(steps, key=lambda p: int(p.name), default=None)
-    return None if last is None else Checkpoint(last, int(last.name))
+    if last is not None:
+        return Checkpoint(last, int(last.name))
+    for has, lacks in ((_MARKER, _PARAMS), (f"{_PARAMS}/{_TREE}", _MARKER)):
+        if (path / has).exists():
+            raise _damaged(path, f"it has {has} but no {lacks}")
+    return None
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / _MARKER).is_file() and (path / "params").is_dir()
+    return (path / _MARKER).is_file() and (path / _PARAMS).is_dir()
 
 
 def open_orbax(checkpoint: Checkpoint) -> Source:
     """Open a checkpoint. Raises UserError if it is damaged or does not fit its ``ai_jax.json``."""
-    from orbax.checkpoint import v1 as ocp
-
     path = checkpoint.path.resolve()
     config, provenance = read_info(checkpoint.info())
-    try:
-        metadata = ocp.metadata(path, "params")
-        params = _specs(metadata.metadata)
-        has_carried = (path / "carried").is_dir()
-        carried = _specs(ocp.metadata(path, "carried").metadata) if has_carried else {}
-    except (ValueError, KeyError, OSError) as e:
-        reason = str(e).splitlines()[0]
-        raise UserError(f"{checkpoint.path} is damaged; convert or copy it again ({reason})") from e
+    marker = _json(checkpoint, _MARKER)
+    conversion = marker.get("custom_metadata") or {}
+    has_carried = _CARRIED in (marker.get("item_handlers") or ())
+    params = _specs(checkpoint, _PARAMS)
+    carried = _specs(checkpoint, _CARRIED) if has_carried else {}
     found = mapping.partition(config, {k: v.shape for k, v in params.items()}, checkpoint.path)
-    of = params | carried
 
     def fetch(names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
         streams = {
             part: _read(path, part, [n for n in names if n in specs], specs)
-            for part, specs in (("params", params), ("carried", carried))
+            for part, specs in ((_PARAMS, params), (_CARRIED, carried))
         }
         for name in names:
-            yield next(streams["params" if name in params else "carried"])
+            yield next(streams[_PARAMS if name in params else _CARRIED])
 
     side = checkpoint.beside(SIDE)
+    form = conversion.get("form")  # of a converted checkpoint, which has all that came along
+    for folder in ([SIDE] if form else []) + ([LAYOUT] if form == "hf" else []):
+        if not (path / folder).is_dir():
+            raise _damaged(checkpoint.path, f"its folder {folder} is missing")
+    if side is not None:
+        check_links(side)
     files = {p.name: p for p in sorted(side.iterdir()) if p.is_file()} if side else {}
-    conversion = metadata.custom_metadata or {}
     return Source(
         path=checkpoint.path,
         kind="orbax",
         config=config,
-        specs=of,
+        specs=params | carried,
         params=tuple(found.params),
         fetch=fetch,
         prefix=conversion.get("prefix", ""),
         tokenizer=files.get(_TOKENIZER),
         files=files,
         info=checkpoint.info(),
-        layout=_read_layout(checkpoint.path / LAYOUT),
+        layout=_read_layout(checkpoint.path),
         step=checkpoint.step,
         provenance=provenance,
         conversion=conversion,
     )
 
 
-def _specs(tree: Mapping[str, Any]) -> dict[str, shards.Spec]:
-    return {name: shards.Spec(tuple(m.shape), np.dtype(m.dtype)) for name, m in tree.items()}
+def _json(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((checkpoint.path / name).read_text(encoding="utf-8"))
+    except (ValueError, OSError):
+        content = None
+    if not isinstance(content, dict):
+        raise _damaged(checkpoint.path, f"{name} is not a readable JSON mapping")
+    return content
 
 
-def _read_layout(folder: Path) -> shards.Layout | None:
+def _specs(checkpoint: Checkpoint, part: str) -> dict[str, shards.Spec]:
+    """Shapes and dtypes of the arrays of a part.
+
+    Orbax's own ``metadata`` answers a damaged checkpoint with pages of warnings and tracebacks.
+    """
+    tree = _json(checkpoint, f"{part}/{_TREE}")
+    try:
+        names = [entry["key_metadata"][0]["key"] for entry in tree["tree_metadata"].values()]
+    except (AttributeError, KeyError, IndexError, TypeError) as e:
+        raise _damaged(checkpoint.path, f"{part}/{_TREE} does not name its tensors") from e
+    start = _opener(checkpoint.path / part)
+    coming = {name: start(name) for name in names}
+    specs = {}
+    for name, array in coming.items():
+        try:
+            found = array.result()
+        except ValueError as e:
+            raise _damaged(checkpoint.path, f"its tensor '{name}' cannot be read") from e
+        specs[name] = shards.Spec(tuple(found.shape), found.dtype.numpy_dtype)
+    return specs
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} is damaged: {reason}. Convert or copy it again")
+
+
+def _read_layout(checkpoint: Path) -> shards.Layout | None:
+    folder = checkpoint / LAYOUT
     if not folder.is_dir():
         return None
     index = folder / shards.INDEX
     headers = {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors"))}
-    return shards.Layout(headers, index.read_bytes() if index.exists() else None)
+    layout = shards.Layout(headers, index.read_bytes() if index.exists() else None)
+    try:
+        layout.specs()
+    except (UserError, KeyError, TypeError) as e:
+        raise _damaged(checkpoint, f"a file in its folder {LAYOUT} is not whole") from e
+    return layout
 
 
 def write_layout(checkpoint: Path, layout: shards.Layout) -> None:
@@ -138,6 +184,23 @@ def write_layout(checkpoint: Path, layout: shards.Layout) -> None:
         (folder / shards.INDEX).write_bytes(layout.index)
 
 
+def _opener(folder: Path) -> Callable[[str], Any]:
+    """Opens arrays of a part by name, with TensorStore: each call gives a future."""
+    import tensorstore as ts
+
+    folder = folder.resolve()
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+    driver = "zarr3" if json.loads((folder / _TREE).read_text()).get("use_zarr3") else "zarr"
+    kind = "ocdbt" if (folder / "manifest.ocdbt").is_file() else "file"
+    at = {"driver": "ocdbt", "base": f"file://{folder}/"} if kind == "ocdbt" else {"driver": kind}
+
+    def start(name: str) -> Any:
+        key = f"{name}/" if kind == "ocdbt" else f"{folder / name}/"
+        return ts.open({"driver": driver, "kvstore": at | {"path": key}}, context=context)
+
+    return start
+
+
 def _read(
     path: Path, part: str, names: list[str], of: Mapping[str, shards.Spec]
 ) -> Iterator[tuple[str, np.ndarray]]:
@@ -146,36 +209,22 @@ def _read(
     TensorStore reads them: twice as fast as ``load_checkpointables``, which waits for each call's
     last tensor before it gives the first.
     """
-    import tensorstore as ts
-
-    folder = (path / part).resolve()
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    driver = "zarr3" if json.loads((folder / _TREE).read_text()).get("use_zarr3") else "zarr"
-    kind = "ocdbt" if (folder / "manifest.ocdbt").is_file() else "file"
-    at = {"driver": "ocdbt", "base": f"file://{folder}/"} if kind == "ocdbt" else {"driver": kind}
-
-    def start(name: str) -> Any:
-        key = f"{name}/" if kind == "ocdbt" else f"{folder / name}/"
-        store = ts.open({"driver": driver, "kvstore": at | {"path": key}}, context=context)
-        return store.result().read()
-
+    start = _opener(path / part)
     coming: collections.deque[tuple[str, Any]] = collections.deque()
     waiting, ahead = collections.deque(names), 0
     while waiting or coming:
-        while waiting and (not coming or ahead + of[waiting[0]].nbytes <= _AHEAD_BYTES):
-            name = waiting.popleft()
-            coming.append((name, start(name)))
-            ahead += of[name].nbytes
-        name, tensor = coming.popleft()
-        ahead -= of[name].nbytes
         try:
-            yield name, tensor.result()
+            while waiting and (not coming or ahead + of[waiting[0]].nbytes <= _AHEAD_BYTES):
+                name = waiting.popleft()
+                coming.append((name, start(name).result().read()))
+                ahead += of[name].nbytes
+            name, tensor = coming.popleft()
+            ahead -= of[name].nbytes
+            whole = tensor.result()
         except ValueError as e:
-            raise UserError(
-                f"{path}: the tensor '{name}' cannot be read; convert or copy the checkpoint again "
-                f"({_reason(e)})"
-            ) from e
-        del tensor
+            raise _damaged(path, f"its tensor '{name}' cannot be read ({_reason(e)})") from e
+        yield name, whole
+        del tensor, whole
 
 
 def load_sharded(

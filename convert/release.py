@@ -39,7 +39,7 @@ def is_release(path: Path) -> bool:
         return True
     if any(name.endswith("model.embed_tokens.weight") for name in names):
         return False  # Hugging Face's, whatever lies beside
-    files = list(path.iterdir())
+    files = [p for p in path.iterdir() if p.name != hf.SPEAKERS]
     return any(p.name == litgpt.CONFIG or p.suffix in pickles.SUFFIXES for p in files)
 
 

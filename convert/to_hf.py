@@ -44,7 +44,11 @@ def to_hf(
 
 
 def _base(source: Source, given: str | Path | None) -> Source | None:
-    """The folder or checkpoint whose form the result takes: ``source`` itself unless trained."""
+    """The folder or checkpoint whose form the result takes: ``source`` itself unless trained.
+
+    A run that was trained from another run has that one's base. None where there is none, or it
+    never was a Hugging Face folder; but a base that is ``given`` must be, or have been, one.
+    """
     if source.step is None and given is None:
         return source if hf.CONFIG in source.files and source.kind != "release" else None
     place = given or source.provenance.get("base")
@@ -58,7 +62,13 @@ def _base(source: Source, given: str | Path | None) -> Source | None:
     base = open_source(place)
     if _shapes(base) != _shapes(source):
         raise UserError(f"{place} is a model of another size than {source.path}; give its base")
-    return base if hf.CONFIG in base.files else None
+    form = base if hf.CONFIG in base.files else _base(base, None)
+    if form is None and given is not None:
+        raise UserError(
+            f"{place} has no {hf.CONFIG} whose form could be taken; give a Hugging Face folder or "
+            "what from-hf made of it, or leave --base out"
+        )
+    return form
 
 
 def _shapes(source: Source) -> dict[str, mapping.Shape]:

@@ -6,8 +6,6 @@ Exit code 2, and afterwards all is as it was: the source, and no target nor a pa
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -286,22 +284,6 @@ def test_nan_is_kept_when_asked(folder, tmp_path, monkeypatch, capsys):
         code, _, err = ai_jax(monkeypatch, capsys, "convert", *args)
         assert (code, err) == (0, "")
     assert (tmp_path / "back" / SECOND).read_bytes() == (folder / SECOND).read_bytes()
-
-
-def test_a_process_says_the_same(folder, tmp_path):
-    (folder / SECOND).unlink()
-    before = tree(tmp_path)
-    command = [sys.executable, "-m", "ai_jax.cli", "convert", "from-hf"]
-    done = subprocess.run(
-        [*command, folder, tmp_path / "out"],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    result = done.returncode, done.stdout, done.stderr
-    assert_one_sentence(*result, SECOND, "is missing", AGAIN)
-    assert tree(tmp_path) == before
 
 
 # Models of real sizes: files of headers, whose data are holes.

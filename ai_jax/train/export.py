@@ -51,7 +51,7 @@ def export(
 
 
 def _note(start: Start, facts: Mapping[str, Any], scores: Mapping[str, float]) -> str:
-    origin = f"Started from {facts['init']}" if facts["init"] else "Trained from scratch"
+    origin = f"Started from {Path(facts['init']).name}" if facts["init"] else "Trained from scratch"
     stages = ", ".join(f"{name} ({steps} steps)" for name, steps in facts["stages"].items())
     text = f"{origin} by `ai-jax train` on {facts['streams']} composed streams. Stages: {stages}."
     return f"{text} At the end of training: {describe(scores)}." if scores else text

@@ -66,7 +66,9 @@ def test_training_changes_what_it_trained_and_nothing_else(trained, tmp_path):
     assert facts["base"] == facts["init"] == checkpoint.name, "a name, not a place on this machine"
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| stages | proj 2 |" in card and "| training step | 2 |" in card
-    assert "| silent | 300 |" in card and str(checkpoint.parent) not in card
+    assert "| silent | 300 |" in card
+    for text in (card, (exported / "README.md").read_text()):
+        assert checkpoint.name in text and str(checkpoint.parent) not in text
 
 
 def test_a_base_that_moved_is_asked_for(trained, tmp_path):

@@ -156,16 +156,24 @@ def _check_tied(embedding: np.ndarray, head: np.ndarray, folder: Path) -> None:
 
 def model_config(folder: Path) -> ModelConfig:
     """The model of a folder: its ``ai_jax.json``, else what ``config.json`` says. Or UserError."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise UserError(f"{folder} has no {CONFIG}; give a folder in Hugging Face format")
+    data = read_config(path)
     if (folder / INFO).exists():
         return read_info(folder / INFO)[0]
-    path = folder / CONFIG
+    return from_hf_config(data, name=folder.resolve().name, where=path)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a ``config.json``; UserError if it is damaged."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as e:
-        raise UserError(f"{folder} has no {CONFIG}; give a folder in Hugging Face format") from e
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path} is not readable JSON; download it again") from e
-    return from_hf_config(data, name=folder.resolve().name, where=path)
+    except (OSError, ValueError):
+        data = None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} is not a readable JSON mapping; download it again")
+    return data
 
 
 def from_hf_config(data: Any, *, name: str, where: object) -> ModelConfig:
@@ -221,10 +229,11 @@ def _sizes(
     section = _section(data, key, where)
     sizes = {name: section.get(name, default) for name, default in defaults.items()}
     for name, size in sizes.items():
-        if not isinstance(size, (int, float)) or not size > 0:
+        whole = isinstance(defaults[name], int)
+        if type(size) not in ((int,) if whole else (int, float)) or not size > 0:
             raise UserError(
-                f"{where}: {key}.{name} is {size!r}, not a number above zero; download the file "
-                "again"
+                f"{where}: {key}.{name} is {size!r}, not a {'whole ' * whole}number above zero; "
+                "download the file again"
             )
     return sizes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -131,7 +130,7 @@ def _plan(source: Source, base: Source | None, dtype: str | None) -> _Plan:
         specs[mapping.HEAD] = specs[mapping.EMBEDDING]
     skipped = base.conversion.get("skipped", [])
     changed = bool(skipped) or dtype is not None or base.conversion.get("dtype") is not None
-    config = json.loads(base.files[hf.CONFIG].read_text(encoding="utf-8"))
+    config = hf.read_config(base.files[hf.CONFIG])
     files, prefix, zeros = dict(base.files), base.prefix, {}
     if "talker" in skipped and "thinker_config" in config:
         config, prefix = hf.thinker_alone(config), ""

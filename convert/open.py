@@ -27,6 +27,7 @@ def open_source(path: str | Path) -> Source:
         return release.open_release(path)
     if (path / hf.CONFIG).exists() or any(path.glob("*.safetensors")):
         return hf.open_hf(path)
+    orbax.check_begun(path)
     raise UserError(
         f"{path} is not a model; give a Hugging Face folder (config.json, *.safetensors), an Orbax "
         "checkpoint, a training run, or a release of the authors"

@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,10 +30,13 @@ from ai_jax.errors import UserError
 SIDE = "hf"
 LAYOUT = "layout"
 _TOKENIZER = "tokenizer.json"
+_CONFIG = f"{SIDE}/config.json"
 _MARKER = "_CHECKPOINT_METADATA"
 _COMMITTED = "commit_success.txt"
 _PARAMS, _CARRIED = "params", "carried"
 _TREE = "_METADATA"  # Orbax's description of a part
+_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of what Orbax has not finished
+_STEP = re.compile(rf"\d+({re.escape(_UNFINISHED)}.*)?")
 _AHEAD_BYTES = 256 << 20
 _BLOCK_BYTES = 64 << 20
 
@@ -62,6 +66,8 @@ def find(path: Path) -> Checkpoint | None:
 
     Raises UserError for half a checkpoint; among the steps of a run, such are passed over.
     """
+    if _UNFINISHED in path.name:
+        raise _damaged(path, "its writing was never finished")
     if _is_checkpoint(path):
         step = int(path.name) if path.name.isdigit() else None
         return Checkpoint(path, step)
@@ -75,6 +81,16 @@ def find(path: Path) -> Checkpoint | None:
     return None
 
 
+def check_begun(run: Path) -> None:
+    """UserError if ``run``, in which ``find`` finds nothing, is a training run all the same."""
+    steps = sorted(p.name for p in run.iterdir() if p.is_dir() and _STEP.fullmatch(p.name))
+    if steps and (run / INFO).exists():
+        raise UserError(
+            f"{run} is a training run without a whole checkpoint ({steps[0]} is half written); go "
+            "on with the training, or give another run"
+        )
+
+
 def _is_checkpoint(path: Path) -> bool:
     return (path / _MARKER).is_file() and (path / _PARAMS).is_dir()
 
@@ -85,6 +101,8 @@ def open_orbax(checkpoint: Checkpoint) -> Source:
     config, provenance = read_info(checkpoint.info())
     marker = _json(checkpoint, _MARKER)
     conversion = marker.get("custom_metadata") or {}
+    if not isinstance(conversion, dict):
+        raise _damaged(checkpoint.path, f"custom_metadata in {_MARKER} is not a mapping")
     has_carried = _CARRIED in (marker.get("item_handlers") or ())
     params = _specs(checkpoint, _PARAMS)
     carried = _specs(checkpoint, _CARRIED) if has_carried else {}
@@ -100,9 +118,9 @@ def open_orbax(checkpoint: Checkpoint) -> Source:
 
     side = checkpoint.beside(SIDE)
     form = conversion.get("form")  # of a converted checkpoint, which has all that came along
-    for folder in ([SIDE] if form else []) + ([LAYOUT] if form == "hf" else []):
-        if not (path / folder).is_dir():
-            raise _damaged(checkpoint.path, f"its folder {folder} is missing")
+    for name in ([SIDE] if form else []) + ([LAYOUT, _CONFIG] if form == "hf" else []):
+        if not (path / name).exists():
+            raise _damaged(checkpoint.path, f"its {name} is missing")
     if side is not None:
         check_links(side)
     files = {p.name: p for p in sorted(side.iterdir()) if p.is_file()} if side else {}

@@ -122,7 +122,7 @@ def read_index(folder: Path) -> dict[str, str] | None:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         # Only plain file names: an index must not reach outside its folder.
         plain = all(Path(file).name == file for file in weight_map.values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         plain = False
     if not plain:
         raise UserError(f"{path} is not a safetensors index; download it again")
@@ -164,7 +164,8 @@ def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> 
         if begin < at:
             raise _damaged(path, f"the tensors '{previous}' and '{name}' share bytes")
         if begin > at:
-            raise _damaged(path, f"its bytes {at} to {begin} belong to no tensor")
+            place = f"before the tensor '{name}'" if name else "at the end"
+            raise _damaged(path, f"its bytes {at} to {begin}, {place}, belong to no tensor")
         at, previous = end, name
 
 

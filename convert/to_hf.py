@@ -54,12 +54,17 @@ def _base(source: Source, given: str | Path | None) -> Source | None:
     place = given or source.provenance.get("base")
     if place is None:
         return None
-    if given is None and not Path(place).is_dir():
+    try:
+        base = open_source(place)
+    except UserError as e:
+        if given is not None:
+            raise
         raise UserError(
-            f"{source.path} was trained from {place}, which is not there; give its place with "
+            f"{e} ({source.path} was trained from it; --base DIR gives another place)"
+            if Path(place).is_dir()
+            else f"{source.path} was trained from {place}, which is not there; give its place with "
             "--base DIR"
-        )
-    base = open_source(place)
+        ) from e
     if _shapes(base) != _shapes(source):
         raise UserError(f"{place} is a model of another size than {source.path}; give its base")
     form = base if hf.CONFIG in base.files else _base(base, None)

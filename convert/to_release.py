@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -206,5 +205,5 @@ def _omni_config(source: Source) -> dict[str, Any] | None:
     """The ``config.json`` beside the weights, if it is that of a Qwen2.5-Omni."""
     if hf.CONFIG not in source.files:
         return None
-    config = json.loads(source.files[hf.CONFIG].read_text(encoding="utf-8"))
+    config = hf.read_config(source.files[hf.CONFIG])
     return config if str(config.get("model_type")).startswith("qwen2_5_omni") else None

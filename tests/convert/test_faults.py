@@ -15,6 +15,7 @@ from tiny_folder import DTYPES, Source
 
 from ai_jax.config import ModelConfig, preset
 from ai_jax.convert import hf, mapping, shards
+from ai_jax.convert.files import INFO, write_info
 
 FIRST, SECOND = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
 NORM, EMBEDDING, HEAD = "model.norm.weight", mapping.EMBEDDING, mapping.HEAD
@@ -86,9 +87,19 @@ def cut(path, size):
 def overlap(content):
     """Have the norm's bytes begin where the tensor before it does."""
     other = next(n for n, e in content.items() if n not in (NORM, "__metadata__"))
-    begin = content[other]["data_offsets"][0]
-    size = content[NORM]["data_offsets"][1] - content[NORM]["data_offsets"][0]
-    content[NORM]["data_offsets"] = [begin, begin + size]
+    begin, end = place(content, NORM)
+    start = place(content, other)[0]
+    content[NORM]["data_offsets"] = [start, start + end - begin]
+
+
+def shift(content):
+    """Have the first tensor begin a byte late."""
+    first = min((n for n in content if n != "__metadata__"), key=lambda n: place(content, n))
+    content[first]["data_offsets"] = [at + 1 for at in place(content, first)]
+
+
+def place(content, name):
+    return content[name]["data_offsets"]
 
 
 def entry(name, **fields):
@@ -146,6 +157,10 @@ WRONG_WEIGHTS = {
     ),
     "a header of no bytes": (lambda f: add_length(f, 0), [SECOND, "header is not JSON", AGAIN]),
     "tensors overlap": (in_header(FIRST, overlap), [FIRST, f"'{NORM}'", AGAIN]),
+    "a tensor begins a byte late": (
+        in_header(FIRST, shift),
+        [FIRST, "bytes 0 to 1, before the tensor '", "belong to no tensor", AGAIN],
+    ),
     "sizes below zero": (
         in_header(FIRST, entry(NORM, shape=[-1, -48])),
         [FIRST, f"'{NORM}'", AGAIN],
@@ -175,6 +190,10 @@ WRONG_WEIGHTS = {
         [SECOND, f"'{GATE}'", shards.INDEX, AGAIN],
     ),
     "the index is cut off": (lambda f: cut(f / shards.INDEX, 99), [shards.INDEX, AGAIN]),
+    "the index is a folder": (
+        lambda f: ((f / shards.INDEX).unlink(), (f / shards.INDEX).mkdir()),
+        [shards.INDEX, AGAIN],
+    ),
     "a tensor in both shards": (
         in_tensors(FIRST, lambda tensors: tensors.update({GATE: tensors[NORM]})),
         [f"'{GATE}' is in both {FIRST} and {SECOND}", "Delete the file"],
@@ -202,10 +221,24 @@ def test_weights(folder, refused, tmp_path, fault):
     refused("from-hf", folder, tmp_path / "out", says=says)
 
 
+def describe(folder):
+    """Put our own description into a folder, which counts more than its config.json."""
+    write_info(folder / INFO, hf.model_config(folder), {})
+
+
 WRONG_CONFIG = {
     "it is missing": (lambda f: (f / hf.CONFIG).unlink(), ["has no config.json", "give a folder"]),
     "it is cut off": (lambda f: cut(f / hf.CONFIG, 99), [hf.CONFIG, AGAIN]),
     "it is not text": (lambda f: (f / hf.CONFIG).write_bytes(b"\xff\xfe"), [hf.CONFIG, AGAIN]),
+    "it is no mapping": (lambda f: (f / hf.CONFIG).write_text("[]"), [hf.CONFIG, AGAIN]),
+    "it is damaged, but our own description is not": (
+        lambda f: (describe(f), cut(f / hf.CONFIG, 99)),
+        [hf.CONFIG, AGAIN],
+    ),
+    "it is missing, but our own description is not": (
+        lambda f: (describe(f), (f / hf.CONFIG).unlink()),
+        ["has no config.json", "give a folder"],
+    ),
     "another model": (
         in_config(lambda c: c.update(model_type="llama")),
         [hf.CONFIG, "'llama'", "give a Qwen2.5-Omni"],
@@ -230,6 +263,10 @@ WRONG_CONFIG = {
         in_config(lambda c: c["text_config"].update(rope_parameters="default")),
         [hf.CONFIG, "rope_parameters", AGAIN],
     ),
+    "half a channel": (
+        in_config(lambda c: c["text_config"].update(hidden_size=48.5)),
+        [hf.CONFIG, "text_config.hidden_size", "whole number", AGAIN],
+    ),
     "a vocabulary that is no number": (
         in_config(lambda c: c["text_config"].update(vocab_size="many")),
         [hf.CONFIG, "text_config.vocab_size", AGAIN],
@@ -243,8 +280,8 @@ WRONG_CONFIG = {
         ["'model.layers.3.", "is missing", "Download"],
     ),
     "its own description is damaged": (
-        lambda f: (f / "ai_jax.json").write_text("{"),
-        ["ai_jax.json", "restore it"],
+        lambda f: (f / INFO).write_text("{"),
+        [INFO, "restore it"],
     ),
 }
 

@@ -201,6 +201,11 @@ def rename_array(checkpoint):
     path.write_text(path.read_text().replace(NORM, "model.norm.gone"))
 
 
+def put_metadata(checkpoint, what):
+    path = checkpoint / "_CHECKPOINT_METADATA"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"custom_metadata": what}))
+
+
 def cut(path, size):
     os.truncate(path, size % path.stat().st_size)
 
@@ -217,10 +222,13 @@ DAMAGED = {
     "the description is another": lambda c: (c / "params" / "_METADATA").write_text("[]"),
     "the marker is no JSON": lambda c: (c / "_CHECKPOINT_METADATA").write_text("{"),
     "no marker": lambda c: (c / "_CHECKPOINT_METADATA").unlink(),
+    "the marker's notes are another": lambda c: put_metadata(c, ["form"]),
     "no params": lambda c: shutil.rmtree(c / "params"),
     "no carried": lambda c: shutil.rmtree(c / "carried"),
     "carried is cut off": lambda c: cut(c / "carried" / "d" / "values", 500),
     "no files": lambda c: shutil.rmtree(c / "hf"),
+    "no config.json": lambda c: (c / "hf" / "config.json").unlink(),
+    "a damaged config.json": lambda c: cut(c / "hf" / "config.json", 99),
     "no layout": lambda c: shutil.rmtree(c / "layout"),
     "a layout's file is cut off": lambda c: cut(next((c / "layout").glob("*.safetensors")), 100),
 }
@@ -231,6 +239,21 @@ def test_a_damaged_checkpoint(places, refused, fault):
     checkpoint = places / "checkpoint"
     DAMAGED[fault](checkpoint)
     refused("to-hf", checkpoint, places / "out", says=[str(checkpoint), "again"])
+
+
+def test_a_checkpoint_that_was_never_finished(places, refused):
+    """As Orbax leaves it when it is killed, and the run around it."""
+    half = shutil.move(places / "checkpoint", places / "7.orbax-checkpoint-tmp-3")
+    refused("to-hf", half, places / "out", says=[half.name, "never finished", "again"])
+    (places / "run").mkdir()
+    shutil.copy(half / "ai_jax.json", places / "run")
+    (half / "params" / "_METADATA").unlink()
+    for name in (half.name, "7"):
+        step = shutil.move(half, places / "run" / name)
+        (step / "_CHECKPOINT_METADATA").unlink(missing_ok=True)
+        says = ["run is a training run", f"{name} is half written", "go on with the training"]
+        refused("to-hf", places / "run", places / "out", says=says)
+        half = step
 
 
 def test_a_process_says_no_more_than_that(places):
@@ -299,6 +322,20 @@ def test_a_run_from_a_run_has_its_base(places, done):
     # The talker's weights come from the first base, as if it had been given.
     done("to-hf", places / "second", places / "given", "--base", places / "model")
     assert tree(places / "given") == tree(places / "out")
+
+
+def test_a_base_that_cannot_be_opened(places, refused):
+    base, run = places / "base", places / "run"
+    save_run(run, places / "checkpoint", base)
+    says = ["run/3 was trained from", "base, which is not there", "give its place with --base"]
+    refused("to-hf", run, places / "out", says=says)
+    base.mkdir()
+    says = ["base is not a model", "run/3 was trained from it", "--base DIR gives another place"]
+    refused("to-hf", run, places / "out", says=says)
+    shutil.copytree(places / "model", base, dirs_exist_ok=True)
+    (base / "model-00002-of-00002.safetensors").unlink()
+    says = ["base: the shard model-00002", "is missing", "--base DIR gives another place"]
+    refused("to-hf", run, places / "out", says=says)
 
 
 def test_a_base_that_never_was_a_folder_of_hugging_face(tmp_path, tiny, done, refused):

@@ -127,7 +127,7 @@ def test_folders_that_are_no_model_are_refused(tmp_path, source):
     folder = src.save()
     (folder / "model.safetensors").unlink()
     refuse(folder, tmp_path, "no *.safetensors")
-    for text, part in [("{", "JSON"), ("[]", "model_type"), ('{"model_type": "llama"}', "llama")]:
+    for text, part in [("{", "JSON"), ("{}", "model_type"), ('{"model_type": "llama"}', "llama")]:
         (folder / "config.json").write_text(text)
         refuse(folder, tmp_path, "config.json", part)
     (tmp_path / "other").mkdir()

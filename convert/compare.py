@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ai_jax.convert import shards
 from ai_jax.convert.files import progress
 from ai_jax.convert.groups import GROUPS, group_of
+from ai_jax.convert.mapped import let_go
 from ai_jax.convert.source import Source
 
 Tensors = Iterator[tuple[str, np.ndarray]]
@@ -78,8 +78,8 @@ def _compare_next(name: str, from_a: Tensors, from_b: Tensors) -> Difference:
     if not first == second == name:
         raise RuntimeError(f"asked for {name}, got {first} and {second}")
     result = difference(x, y)
-    shards.let_go(x)
-    shards.let_go(y)
+    let_go(x)
+    let_go(y)
     return result
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ai_jax.config import to_dict
-from ai_jax.convert import shards
 from ai_jax.convert.files import progress
 from ai_jax.convert.groups import GROUPS, group_of
+from ai_jax.convert.mapped import let_go
 from ai_jax.convert.open import open_source
 from ai_jax.convert.shards import Spec
 from ai_jax.convert.source import Source
@@ -175,7 +175,7 @@ def fingerprint_of(source: Source) -> Fingerprint:
 def _digest(tensor: np.ndarray) -> bytes:
     # Processors compute SHA-256 in hardware: it is faster than BLAKE2 there.
     digest = hashlib.sha256(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)).digest()
-    shards.let_go(tensor)
+    let_go(tensor)
     return digest
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ai_jax.config import ModelConfig
 from ai_jax.convert import orbax, shards
+from ai_jax.convert.mapped import let_go
 from ai_jax.convert.open import open_source
 from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
@@ -51,7 +52,7 @@ def load(path: str | Path | None = None, dtype: Any = None) -> Loaded:
     params = {}
     for name, tensor in source.fetch(list(source.params)):
         params[name] = shards.aligned(tensor, np.dtype(dtype or tensor.dtype), copy=False)
-        shards.let_go(tensor)
+        let_go(tensor)
     return Loaded(source.config, params, tokenizer, _info(source))
 
 
@@ -88,7 +89,7 @@ def _place(tensor: np.ndarray, spec: shards.Spec, sharding: Sharding) -> jax.Arr
         return shards.aligned(tensor[index], spec.dtype)
 
     array = jax.make_array_from_callback(spec.shape, sharding, part)
-    shards.let_go(tensor)
+    let_go(tensor)
     return array
 
 

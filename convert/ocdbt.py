@@ -11,7 +11,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+import numpy as np
+
+from ai_jax.convert.mapped import write_array
 
 _MANIFEST = "manifest.ocdbt"
 _DATA = "d/values"
@@ -28,11 +32,14 @@ class Writer:
         (folder / _DATA).parent.mkdir(parents=True)
         self._file = (folder / _DATA).open("wb")
 
-    def put(self, key: str, *pieces: Any) -> None:
+    def put(self, key: str, *pieces: bytes | np.ndarray) -> None:
         """Add a value, which is the bytes of ``pieces`` together."""
         start = self._file.tell()
         for piece in pieces:
-            self._file.write(piece)
+            if isinstance(piece, np.ndarray):
+                write_array(self._file, piece)
+            else:
+                self._file.write(piece)
         self._places[key] = start, self._file.tell() - start
 
     def __enter__(self) -> Self:

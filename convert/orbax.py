@@ -24,6 +24,7 @@ import numpy as np
 
 from ai_jax.convert import mapping, ocdbt, shards
 from ai_jax.convert.files import INFO, check_links, read_info
+from ai_jax.convert.mapped import let_go
 from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 
@@ -326,9 +327,8 @@ def _fill(
                     block = shards.cast(name, block, spec.dtype)
                 on_block(name, block)
                 index = [i, *(0 for _ in spec.shape[1:])] if spec.shape else []
-                content = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
-                database.put("/".join([name, "c", *map(str, index)]), content, _padding(spec, rows))
-                shards.let_go(tensor)
+                database.put("/".join([name, "c", *map(str, index)]), block, _padding(spec, rows))
+                let_go(tensor)
 
 
 def _row_blocks(spec: shards.Spec) -> list[Any]:

@@ -5,7 +5,6 @@ Nothing in a file is ever run: its pickle is read with ``weights_only=True``.
 
 from __future__ import annotations
 
-import mmap
 import pickle
 import warnings
 import zipfile
@@ -17,7 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ai_jax.convert.shards import Read, Spec, let_go
+from ai_jax.convert.mapped import MappedFile, let_go
+from ai_jax.convert.shards import Read, Spec
 from ai_jax.errors import UserError
 
 SUFFIXES = (".pt", ".pth")
@@ -44,7 +44,7 @@ def open_file(path: Path) -> tuple[dict[str, np.ndarray], bool]:
         state, wrapped = _state(torch, path, "meta")
         starts = {place for _, place, _ in _records(path)}
         if all(_offset(tensor) in starts for tensor in state.values()):
-            data = _map(path)
+            data = MappedFile.open(path)
     if data is None:
         state, wrapped = _state(torch, path, "cpu")
     try:
@@ -108,17 +108,12 @@ def _dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _map(path: Path) -> mmap.mmap:
-    with path.open("rb") as f:
-        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-
-
 def _offset(tensor: Any) -> int | None:
     """Where in its file the storage of a tensor on the device "meta" is, if torch knows."""
     return getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
 
 
-def _view(torch: Any, tensor: Any, data: mmap.mmap | None) -> np.ndarray:
+def _view(torch: Any, tensor: Any, data: MappedFile | None) -> np.ndarray:
     """The tensor as a read-only array: a view of ``data``, the mapped file, or of its memory."""
     dtype = _DTYPES[_dtype_name(tensor)]
     if data is None:

@@ -17,6 +17,7 @@ import numpy as np
 from ai_jax.config import ModelConfig
 from ai_jax.convert import hf, litgpt, mapping, pickles, shards
 from ai_jax.convert.files import INFO, read_info
+from ai_jax.convert.mapped import let_go
 from ai_jax.convert.release_config import find_config
 from ai_jax.convert.release_files import Weights, find_omni, find_weights, side_files
 from ai_jax.convert.source import Source
@@ -78,7 +79,7 @@ def open_release(path: str | Path, *, fp16_positions: bool = False) -> Source:
             tensor = whole if index is None else litgpt.part(whole, index, order, config.text)
             tensor = np.ascontiguousarray(tensor)
             if not np.may_share_memory(tensor, whole):
-                shards.let_go(whole)
+                let_go(whole)
             yield name, tensor
 
     files = side_files(folder, omni)

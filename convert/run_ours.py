@@ -11,6 +11,7 @@ from flax import nnx
 from ai_jax.config import ModelConfig
 from ai_jax.convert import shards
 from ai_jax.convert.files import progress
+from ai_jax.convert.mapped import let_go
 from ai_jax.convert.runners import chunk_tokens
 from ai_jax.convert.source import Source
 from ai_jax.model import omni
@@ -41,7 +42,7 @@ class Ours:
                 aligned = shards.aligned(tensor, np.dtype(np.float32))
                 params[name] = jax.device_put(aligned, may_alias=True)
                 advance(tensor.nbytes)
-                shards.let_go(tensor)
+                let_go(tensor)
         self._graphdef, self._state = nnx.split(omni.build(config, params))
         self._cache = init_cache(config.text, 1, max_len)
         self._width = self._block(config)

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ai_jax.convert.mapped import MappedFile, let_go, write_array
 from ai_jax.errors import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -169,21 +170,6 @@ def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> 
         at, previous = end, name
 
 
-def let_go(array: np.ndarray) -> None:
-    """Drop the resident pages of the mapped file that ``array`` is a view of, if it is one.
-
-    They count as this process's memory as long as they are mapped; the contents are read again
-    when touched.
-    """
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    if isinstance(owner, mmap.mmap):
-        owner.madvise(mmap.MADV_DONTNEED)
-
-
 def aligned(tensor: np.ndarray, dtype: np.dtype, *, copy: bool = True) -> np.ndarray:
     """A copy in ``dtype`` at an address that TensorStore and XLA:CPU take without copying again.
 
@@ -227,8 +213,7 @@ def read_header(path: Path) -> bytes:
 def _map(path: Path) -> tuple[dict[str, Any], memoryview]:
     """Header and data bytes of a safetensors file."""
     try:
-        with path.open("rb") as f:
-            file = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        file = MappedFile.open(path)
     except (OSError, ValueError) as e:
         raise _damaged(path, getattr(e, "strerror", None) or "it is empty") from e
     file.madvise(mmap.MADV_SEQUENTIAL)
@@ -356,7 +341,7 @@ def _write(path: Path, header: bytes, specs: Mapping[str, Spec], read: Read) -> 
             got = Spec(tensor.shape, tensor.dtype)
             if (name, got) != (want, spec):
                 raise RuntimeError(f"asked for {want} {spec}, got {name} {got}")
-            f.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+            write_array(f, tensor)
             let_go(tensor)
             del tensor  # or it would be in memory beside the next one
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ai_jax.convert import hf, litgpt, mapping, pickles, shards
 from ai_jax.convert.files import INFO, Summary, progress, whole_folder, write_info, write_json
+from ai_jax.convert.mapped import let_go
 from ai_jax.convert.open import open_source
 from ai_jax.convert.release import ADAPTER, TOWER_PREFIX
 from ai_jax.convert.release_files import ASIDE, OMNI, TOWER
@@ -146,7 +147,7 @@ def _decoder_reader(
             size = fused.nbytes
             while parts:
                 # What is fused was copied; what is not is let go of by the writer.
-                shards.let_go(parts.pop())
+                let_go(parts.pop())
             yield theirs, fused
             del fused  # before the next one is read
             advance(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -34,7 +35,8 @@ class Row:
 
     ratio: seconds / those of the copy. peak_bytes: resident memory, mapped files included;
     imported_bytes: the part of it that the imports took. identical: whether every file of the
-    source came back to the byte; None where the step writes an Orbax checkpoint.
+    source came back to the byte, else ``differing`` names those that did not; both are None where
+    the step writes an Orbax checkpoint.
     """
 
     step: str
@@ -45,15 +47,20 @@ class Row:
     imported_bytes: int | None = None
     written_bytes: int | None = None
     identical: bool | None = None
+    differing: tuple[str, ...] | None = None
     reason: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
+    """free_bytes: on the disk of ``place``, where all was written, before the first step."""
+
     source: str
     bytes: int
     tensors: int
     rounds: int
+    place: str
+    free_bytes: int
     environment: dict[str, str]
     rows: tuple[Row, ...]
 
@@ -75,7 +82,7 @@ def bench(
     written is on disk; its time starts after the imports and ends when its result is on disk. What
     it wrote is removed at once, except what the next one reads. out: folder on whose disk to write
     (default: the current one). A step that fails gets a row with the reason. Raises UserError if
-    the source is no model, or there is no room for two copies of it.
+    the source is no model or holds ``out``, or there is no room for two copies of it.
     """
     source = Path(source)
     opened = hf.open_hf(source)
@@ -83,6 +90,11 @@ def bench(
     place = Path(out or ".")
     if not place.is_dir():
         raise UserError(f"--out: {place} is not a folder; give one on the disk to measure")
+    if place.resolve().is_relative_to(source.resolve()):  # the copy would copy itself without end
+        raise UserError(
+            f"{place.absolute()} lies inside {source.absolute()}, which is copied; choose a folder "
+            "outside of it with --out"
+        )
     if 2.1 * size > (free := shutil.disk_usage(place).free):
         raise UserError(
             f"the benchmark takes {2.1 * size / 1e9:,.1f} GB on the disk of {place.absolute()} and "
@@ -90,18 +102,32 @@ def bench(
         )
     steps = [step for step in STEPS if step in OURS or not ours_only]
     results: dict[str, list[dict[str, Any]]] = {step: [] for step in steps}
-    with tempfile.TemporaryDirectory(prefix="ai-jax-bench-", dir=place) as folder:
+    with _temporary(place) as folder:
         for i in range(rounds):
-            for step, result in _round(steps, source, Path(folder), say, f"{i + 1}/{rounds}"):
+            for step, result in _round(steps, source, folder, say, f"{i + 1}/{rounds}"):
                 results[step].append(result)
     return Report(
         source=str(source),
         bytes=size,
         tensors=len(opened.specs),
         rounds=rounds,
+        place=str(place.absolute()),
+        free_bytes=free,
         environment=_environment(),
         rows=tuple(_row(step, results, size) for step in steps),
     )
+
+
+@contextlib.contextmanager
+def _temporary(place: Path) -> Iterator[Path]:
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="ai-jax-bench-", dir=place)
+    except OSError as e:
+        raise UserError(
+            f"cannot write to {place.absolute()}: {e.strerror}; choose another folder with --out"
+        ) from e
+    with folder as name:
+        yield Path(name)
 
 
 def _round(
@@ -116,7 +142,7 @@ def _round(
         if "reason" not in result:
             result["written_bytes"] = _size(written)
             if step not in ("from-hf", "default Orbax"):
-                result["identical"] = same_files(source, written)
+                result["differing"] = differences(source, written)
         if step != "from-hf":
             shutil.rmtree(written, ignore_errors=True)
         if step == "to-hf":
@@ -149,6 +175,9 @@ def _row(step: str, results: dict[str, list[dict[str, Any]]], size: int) -> Row:
     if failed := next((r["reason"] for r in results[step] if "reason" in r), None):
         return Row(step, reason=failed)
     seconds = statistics.median(r["seconds"] for r in results[step])
+    differing = None
+    if "differing" in results[step][0]:
+        differing = tuple(sorted({name for r in results[step] for name in r["differing"]}))
     copies = [r["seconds"] for r in results["copy"] if "seconds" in r]
     return Row(
         step,
@@ -158,16 +187,15 @@ def _row(step: str, results: dict[str, list[dict[str, Any]]], size: int) -> Row:
         peak_bytes=max(r["peak_bytes"] for r in results[step]),
         imported_bytes=max(r["imported_bytes"] for r in results[step]),
         written_bytes=results[step][-1]["written_bytes"],
-        identical=(
-            all(r["identical"] for r in results[step]) if "identical" in results[step][0] else None
-        ),
+        identical=None if differing is None else not differing,
+        differing=differing,
     )
 
 
-def same_files(source: Path, copy: Path) -> bool:
-    """Whether the weights and all that is carried beside them are in ``copy`` too, bit for bit."""
-    files = [*source.glob("*.safetensors*"), *hf.side_files(source)]
-    return all(_same(path, copy / path.name) for path in files)
+def differences(source: Path, copy: Path) -> list[str]:
+    """Files of ``source`` that are not in ``copy`` bit for bit: all count, carried or not."""
+    names = [path.relative_to(source) for path in _files(source)]
+    return [str(name) for name in names if not _same(source / name, copy / name)]
 
 
 def _same(a: Path, b: Path) -> bool:
@@ -218,6 +246,7 @@ def table(report: Report) -> Group:
     head = (
         f"{report.source}: {report.tensors:,} tensors, {report.bytes / 1e6:,.1f} MB, median of "
         f"{report.rounds} round{'s' * (report.rounds > 1)}\n"
+        f"written to {report.place}, {report.free_bytes / 1e9:,.1f} GB free\n"
         + ", ".join(f"{key} {value}" for key, value in report.environment.items())
     )
     rows = Table()
@@ -240,6 +269,9 @@ def table(report: Report) -> Group:
             f"{r.written_bytes / 1e6:,.1f}",
             {True: "yes", False: "no", None: "-"}[r.identical],
         )
+        if r.differing:
+            more = f" and {len(r.differing) - 3} more" if len(r.differing) > 3 else ""
+            notes.append(f"{r.step}: other or missing: {', '.join(r.differing[:3])}{more}")
     imports = [r.imported_bytes / 1e6 for r in report.rows if r.imported_bytes is not None]
     if imports:
         notes.append(

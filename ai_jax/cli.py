@@ -188,7 +188,7 @@ def bench_convert(
 
     Args:
         source: Folder in Hugging Face format; without it, the small model of the package.
-        out: Folder on whose disk to write, twice the size of DIR at most; all of it is removed.
+        out: Folder on whose disk to write, twice the size of DIR at most; it is removed again.
             Without it, the current folder.
         rounds: Repeat everything so often and give medians.
         ours_only: Leave out default Orbax and save_pretrained, which hold all weights in memory.

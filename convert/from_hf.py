@@ -29,9 +29,7 @@ def from_hf(
     file at fault, as ``hf.open_hf`` and ``to_orbax.write`` do.
     """
     src = Path(src)
-    if not src.is_dir():
-        raise UserError(f"{src} is not a folder; give a folder in Hugging Face format")
-    if orbax.find(src) is not None:
+    if src.is_dir() and orbax.find(src) is not None:
         raise UserError(
             f"{src} is a checkpoint already; give a folder in Hugging Face format, or use to-hf"
         )

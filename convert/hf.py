@@ -96,6 +96,8 @@ def open_hf(folder: Path) -> Source:
     Raises UserError naming the tensor or file that is missing, damaged, unknown, duplicated, of the
     wrong shape or not of floating point, or a config that the model cannot follow.
     """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give a folder in Hugging Face format")
     check_links(folder)
     config = model_config(folder)
     tensors = shards.open_folder(folder)

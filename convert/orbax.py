@@ -58,7 +58,7 @@ class Checkpoint:
         """Its ``ai_jax.json``; UserError if there is none."""
         path = self.beside(INFO)
         if path is None:
-            raise UserError(f"{self.path} has no {INFO}; put that of the model's config beside it")
+            raise UserError(f"{self.path} has no {INFO}; convert or copy it again")
         return path
 
 

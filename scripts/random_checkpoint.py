@@ -1,7 +1,7 @@
 """Write a model folder with random weights in the form of the published checkpoint.
 
     python scripts/random_checkpoint.py OUT                       # 3B with vision: 9.4 GB
-    python scripts/random_checkpoint.py OUT --layers 2 --no-vision # small
+    python scripts/random_checkpoint.py OUT --layers 2 --no-vision # 2.8 GB
 
 For trying conversion, loading and memory at full size without the real weights.
 """
@@ -32,6 +32,8 @@ def main() -> None:
     args = parser.parse_args()
     try:
         config = preset("model", args.model, ModelConfig)
+        if (args.layers is not None and args.layers < 1) or args.shard_gb <= 0:
+            raise UserError("--layers and --shard-gb must be above zero; give larger ones")
         if args.layers:
             text = dataclasses.replace(config.text, num_hidden_layers=args.layers)
             config = dataclasses.replace(config, text=text)
@@ -44,8 +46,9 @@ def main() -> None:
             overwrite=args.overwrite,
         )
     except UserError as e:
-        sys.exit(f"error: {e}")
-    print(f"{args.out}: {summary.tensors} tensors, {summary.bytes:,} bytes")
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
+    print(f"{args.out}: {summary.tensors} tensors, {summary.bytes / 1e6:,.1f} MB")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,18 @@ import os
 # processes that tests start; set it to 0 to test what users run.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+import hypothesis
 import jax
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from ai_jax.config import ModelConfig, preset
 from ai_jax.tokens import TextTokenizer
+
+
+# How long an example takes is the machine's business: no test is timed.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -177,3 +177,8 @@ def _printed(report: bench.Report) -> str:
     with console.capture() as capture:
         console.print(bench.table(report))
     return capture.get()
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="is not a folder; give a folder in Hugging Face format"):
+        bench.bench(tmp_path / "nowhere")

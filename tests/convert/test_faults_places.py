@@ -281,7 +281,7 @@ def test_a_checkpoint_without_one_array(places, refused):
     shutil.copy(places / "checkpoint" / "ai_jax.json", places / "other")
     refused("to-hf", places / "other", places / "out", says=[f"'{NORM}' is missing", "again"])
     (places / "other" / "ai_jax.json").unlink()
-    says = ["other has no ai_jax.json", "put that of the model"]
+    says = ["other has no ai_jax.json", "copy it again"]
     refused("to-hf", places / "other", places / "out", says=says)
 
 

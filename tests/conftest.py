@@ -14,7 +14,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from ai_jax.config import ModelConfig, preset
 from ai_jax.tokens import TextTokenizer
 
-
 # How long an example takes is the machine's business: no test is timed.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

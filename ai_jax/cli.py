@@ -46,6 +46,8 @@ def listen(
 
     if threshold is not None and not 0 < threshold < 1:
         raise UserError(f"--threshold must lie between 0 and 1 (got {threshold})")
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise UserError(f"--plot draws a PNG file (got {plot}); end its name in .png")
     blocks = io.stream(audio, block_seconds=0.1 if realtime else 2.0)
     first = next(blocks)  # bad input is reported before the model is loaded
     _, engine = _load(model)

@@ -150,6 +150,11 @@ def test_timeline_and_picture(run, model, tmp_path):
     assert "0 replies, silent in 5 of 5 chunks" in out
 
 
+def test_a_picture_is_a_png(run, tmp_path):
+    code, _, err = run("listen", tmp_path / "a.wav", "--plot", tmp_path / "a.txt")
+    assert code == 2 and "end its name in .png" in err
+
+
 @pytest.mark.parametrize("command", [[], ["listen"], ["train"], ["eval"], ["convert"], ["demo"]])
 def test_help_reads_well(run, command):
     code, out, _ = run(*command, "--help")

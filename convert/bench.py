@@ -35,8 +35,8 @@ class Row:
 
     ratio: seconds / those of the copy. peak_bytes: resident memory, mapped files included;
     imported_bytes: the part of it that the imports took. identical: whether every file of the
-    source came back to the byte, else ``differing`` names those that did not; both are None where
-    the step writes an Orbax checkpoint.
+    source that counts (see ``differences``) came back to the byte, else ``differing`` names those
+    that did not; both are None where the step writes an Orbax checkpoint.
     """
 
     step: str

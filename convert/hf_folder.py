@@ -79,8 +79,7 @@ def write(
 
     def read(hf_names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name, tensor in plan.fetch([mapping.to_ours(n, plan.prefix) for n in hf_names]):
-            if tensor.dtype != plan.specs[name].dtype:
-                tensor = shards.cast(name, tensor, plan.specs[name].dtype)
+            tensor = shards.cast(name, tensor, plan.specs[name].dtype)
             yield mapping.to_hf(name, plan.prefix), tensor
             del tensor  # or it would be in memory beside the next one
             advance(plan.specs[name].nbytes)

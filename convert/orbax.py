@@ -125,6 +125,9 @@ def open_orbax(checkpoint: Checkpoint) -> Source:
     if side is not None:
         check_links(side)
     files = {p.name: p for p in sorted(side.iterdir()) if p.is_file()} if side else {}
+    prefix, layout = conversion.get("prefix", ""), _read_layout(checkpoint.path)
+    if layout is not None and form == "hf":  # those of a release have the authors' names
+        _check_layout(layout, {mapping.to_hf(n, prefix) for n in params | carried}, checkpoint.path)
     return Source(
         path=checkpoint.path,
         kind="orbax",
@@ -132,11 +135,11 @@ def open_orbax(checkpoint: Checkpoint) -> Source:
         specs=params | carried,
         params=tuple(found.params),
         fetch=fetch,
-        prefix=conversion.get("prefix", ""),
+        prefix=prefix,
         tokenizer=files.get(_TOKENIZER),
         files=files,
         info=checkpoint.info(),
-        layout=_read_layout(checkpoint.path),
+        layout=layout,
         step=checkpoint.step,
         provenance=provenance,
         conversion=conversion,
@@ -191,6 +194,12 @@ def _read_layout(checkpoint: Path) -> shards.Layout | None:
     except (UserError, KeyError, TypeError) as e:
         raise _damaged(checkpoint, f"a file in its folder {LAYOUT} is not whole") from e
     return layout
+
+
+def _check_layout(layout: shards.Layout, names: set[str], checkpoint: Path) -> None:
+    """Every tensor came from some file, whose header is there, or it could not go back."""
+    if lost := sorted(names - layout.specs().keys()):
+        raise _damaged(checkpoint, f"no header in its folder {LAYOUT} has the tensor '{lost[0]}'")
 
 
 def write_layout(checkpoint: Path, layout: shards.Layout) -> None:
@@ -322,9 +331,7 @@ def _fill(
                 raise RuntimeError(f"asked for {want} {spec}, got {name} {tensor.shape}")
             database.put(f"{name}/zarr.json", json.dumps(_zarr3(spec)).encode())
             for i, rows in enumerate(_row_blocks(spec)):
-                block = tensor[rows]
-                if block.dtype != spec.dtype:
-                    block = shards.cast(name, block, spec.dtype)
+                block = shards.cast(name, tensor[rows], spec.dtype)
                 on_block(name, block)
                 index = [i, *(0 for _ in spec.shape[1:])] if spec.shape else []
                 database.put("/".join([name, "c", *map(str, index)]), block, _padding(spec, rows))

@@ -186,11 +186,13 @@ def aligned(tensor: np.ndarray, dtype: np.dtype, *, copy: bool = True) -> np.nda
 
 
 def cast(name: str, tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """``aligned``, with a UserError for numbers that float16 cannot hold."""
+    """``tensor`` in ``dtype``, itself if it has it; UserError for what float16 cannot hold."""
+    if tensor.dtype == dtype:
+        return tensor
     with np.errstate(over="ignore"):
         out = aligned(tensor, dtype)
-    narrowed = dtype == np.float16 and tensor.dtype != dtype
-    if narrowed and np.isinf(out).any() and np.isinf(out).sum() != np.isinf(tensor).sum():
+    infinite = np.isinf(out).sum() if dtype == np.float16 else 0
+    if infinite and infinite != np.isinf(tensor).sum():
         raise UserError(
             f"the tensor '{name}' holds numbers that float16 cannot; choose bfloat16 or float32"
         )

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 import soundfile
+from refusal import ai_jax
 
-from ai_jax import cli
 from ai_jax.convert import hf_folder
 from ai_jax.model import omni
 
@@ -27,18 +27,7 @@ def model(tmp_path_factory, tiny, byte_tokenizer):
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run ``ai-jax ARGS`` in this process: (exit code, stdout, stderr)."""
-
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["ai-jax", *map(str, args)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as e:
-            code = e.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return lambda *args: ai_jax(monkeypatch, capsys, *args)
 
 
 def sound(seconds, rate=16000, channels=1):

@@ -300,6 +300,16 @@ def test_a_checkpoint_is_not_a_folder_of_hugging_face(places, refused):
     refused("from-hf", places / "checkpoint", places / "out", says=says)
 
 
+@pytest.mark.parametrize("skip", [(), ("--skip", "vision")], ids=["whole", "skipped"])
+def test_a_header_that_is_gone(places, done, refused, skip):
+    """Its file would come back with a header of ours."""
+    done("from-hf", places / "model", places / "other", *skip)
+    done("to-hf", places / "other", places / "back")
+    sorted((places / "other" / "layout").glob("*.safetensors"))[-1].unlink()
+    says = ["other is damaged: no header in its folder layout has the tensor", "again"]
+    refused("to-hf", places / "other", places / "out", says=says)
+
+
 # The base of what was trained.
 
 

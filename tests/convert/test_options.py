@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
+from refusal import ai_jax
 from tiny_folder import DTYPES, OTHERS, VISION, Source
 
-from ai_jax import cli
 from ai_jax.convert import hf, hf_folder, mapping, shards
 from ai_jax.convert.from_hf import from_hf
 from ai_jax.convert.open import open_source
@@ -20,17 +19,7 @@ EMBEDDING, HEAD = mapping.EMBEDDING, mapping.HEAD
 @pytest.fixture
 def call(monkeypatch, capsys):
     """Run ``ai-jax convert ARGS`` in this process: (exit code, stdout, stderr)."""
-
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["ai-jax", "convert", *map(str, args)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as e:
-            code = e.code or 0
-        return code, *capsys.readouterr()
-
-    return call
+    return lambda *args: ai_jax(monkeypatch, capsys, "convert", *args)
 
 
 @pytest.fixture

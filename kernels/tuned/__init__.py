@@ -1,0 +1,1 @@
+"""Launch configurations chosen offline, one JSON file for each kind of device."""

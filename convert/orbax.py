@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -289,17 +289,15 @@ def write(
     block of rows on its way to disk; may raise to stop. The same tensors give the same bytes.
 
     Orbax saves an array only when all of them are given at once, in their final dtype. So it makes
-    the folder and its metadata from scalars, and the arrays are then written in the format that it
-    names there (Zarr 3 arrays in one OCDBT database per part), which stock Orbax reads.
+    the folder and its metadata from a scalar per part, and the arrays are then described like that
+    and written in the format that it names there (Zarr 3 arrays in one OCDBT database per part),
+    which stock Orbax reads.
     """
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
     context.array.saving.array_metadata_store = None  # it would describe the scalars
-    scalars = {
-        part: {name: np.zeros((), spec.dtype) for name, spec in specs.items()}
-        for part, specs in parts.items()
-    }
+    scalars = {part: {"scalar": np.zeros(())} for part in parts}
     try:
         with context:
             ocp.save_checkpointables(path, scalars, custom_metadata=metadata)
@@ -312,7 +310,19 @@ def write(
                 shutil.rmtree(child)
             elif child.name != _TREE:
                 child.unlink()
+        _describe(path / part / _TREE, specs)
         arrays.write(path / part, specs, read(list(specs)), on_block)
+
+
+def _describe(path: Path, names: Iterable[str]) -> None:
+    """Have Orbax's description of one array say the same of ``names``, in its order."""
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    (entry,) = tree["tree_metadata"].values()
+    (key,) = entry["key_metadata"]
+    tree["tree_metadata"] = {
+        str((name,)): entry | {"key_metadata": [key | {"key": name}]} for name in sorted(names)
+    }
+    path.write_text(json.dumps(tree), encoding="utf-8")
 
 
 def _forget_the_occasion(path: Path) -> None:

@@ -245,4 +245,6 @@ def test_memory_is_that_of_3b_in_proportion(tmp_path, small_and_tiny):
                 (b / files.INFO).unlink()
                 assert drill.contents(b) == drill.contents(src)
                 shutil.rmtree(b)
+        run = drill.Run(drill.memory, "to-hf", there, b, scale, True, dtype="float16")
+        growth["cast"] += sign * run.result()
     assert max(growth.values()) <= 2e9 * scale, growth

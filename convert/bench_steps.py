@@ -41,9 +41,6 @@ def from_hf() -> Run:
 
 
 def to_hf() -> Run:
-    import tensorstore  # noqa: F401
-    from orbax.checkpoint import v1  # noqa: F401
-
     from ai_jax.convert.to_hf import to_hf as run
 
     return run

@@ -18,7 +18,7 @@ from ai_jax.config import ModelConfig, from_dict, to_dict
 from ai_jax.errors import UserError
 
 INFO = "ai_jax.json"
-_PROBE_BYTES = 1 << 20  # what Orbax writes of 3B's 2,500 tensors is half of it
+_PROBE_BYTES = 1 << 20  # Orbax writes some kilobytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +164,9 @@ def _check_replaceable(out: Path, overwrite: bool, source: Path | None) -> None:
 @contextlib.contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr if that is a terminal; yields ``advance(bytes)``."""
+    if not sys.stderr.isatty():
+        yield lambda n: None
+        return
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -181,7 +184,6 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
         transient=True,
     )
     with bar:

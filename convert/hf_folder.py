@@ -16,6 +16,7 @@ from ai_jax.convert import hf, mapping, shards
 from ai_jax.convert.card import card
 from ai_jax.convert.files import INFO, Summary, progress, whole_folder, write_info, write_json
 from ai_jax.convert.hf_tokenizer import name_controls
+from ai_jax.convert.mapped import let_go
 from ai_jax.convert.open import open_source
 from ai_jax.convert.source import Source
 
@@ -79,9 +80,10 @@ def write(
 
     def read(hf_names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name, tensor in plan.fetch([mapping.to_ours(n, plan.prefix) for n in hf_names]):
-            tensor = shards.cast(name, tensor, plan.specs[name].dtype)
-            yield mapping.to_hf(name, plan.prefix), tensor
-            del tensor  # or it would be in memory beside the next one
+            cast = shards.cast(name, tensor, plan.specs[name].dtype)
+            let_go(tensor)
+            yield mapping.to_hf(name, plan.prefix), cast
+            del tensor, cast  # or they would be in memory beside the next one
             advance(plan.specs[name].nbytes)
 
     with (

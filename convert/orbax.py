@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ai_jax.convert import mapping, ocdbt, shards
+from ai_jax.convert import arrays, mapping, shards
 from ai_jax.convert.files import INFO, check_links, read_info
-from ai_jax.convert.mapped import let_go
 from ai_jax.convert.source import Source
 from ai_jax.errors import UserError
 
@@ -39,7 +38,6 @@ _TREE = "_METADATA"  # Orbax's description of a part
 _UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of what Orbax has not finished
 _STEP = re.compile(rf"\d+({re.escape(_UNFINISHED)}.*)?")
 _AHEAD_BYTES = 256 << 20
-_BLOCK_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,17 +103,15 @@ def open_orbax(checkpoint: Checkpoint) -> Source:
     if not isinstance(conversion, dict):
         raise _damaged(checkpoint.path, f"custom_metadata in {_MARKER} is not a mapping")
     has_carried = _CARRIED in (marker.get("item_handlers") or ())
-    params = _specs(checkpoint, _PARAMS)
-    carried = _specs(checkpoint, _CARRIED) if has_carried else {}
+    params, read_params = _part(checkpoint, _PARAMS)
+    carried, read_carried = _part(checkpoint, _CARRIED) if has_carried else ({}, iter)
     found = mapping.partition(config, {k: v.shape for k, v in params.items()}, checkpoint.path)
 
     def fetch(names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-        streams = {
-            part: _read(path, part, [n for n in names if n in specs], specs)
-            for part, specs in ((_PARAMS, params), (_CARRIED, carried))
-        }
+        mine = iter(read_params([n for n in names if n in params]))
+        along = iter(read_carried([n for n in names if n in carried]))
         for name in names:
-            yield next(streams[_PARAMS if name in params else _CARRIED])
+            yield next(mine if name in params else along)
 
     side = checkpoint.beside(SIDE)
     form = conversion.get("form")  # of a converted checkpoint, which has all that came along
@@ -156,8 +152,8 @@ def _json(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     return content
 
 
-def _specs(checkpoint: Checkpoint, part: str) -> dict[str, shards.Spec]:
-    """Shapes and dtypes of the arrays of a part.
+def _part(checkpoint: Checkpoint, part: str) -> tuple[dict[str, shards.Spec], shards.Read]:
+    """Shapes and dtypes of the arrays of a part, and how to read them.
 
     Orbax's own ``metadata`` answers a damaged checkpoint with pages of warnings and tracebacks.
     """
@@ -166,6 +162,16 @@ def _specs(checkpoint: Checkpoint, part: str) -> dict[str, shards.Spec]:
         names = [entry["key_metadata"][0]["key"] for entry in tree["tree_metadata"].values()]
     except (AttributeError, KeyError, IndexError, TypeError) as e:
         raise _damaged(checkpoint.path, f"{part}/{_TREE} does not name its tensors") from e
+    path = checkpoint.path.resolve()
+    views = arrays.views(path / part, names)
+    if views is not None:
+        specs = {name: shards.Spec(view.shape, view.dtype) for name, view in views.items()}
+        return specs, lambda wanted: ((name, views[name]) for name in wanted)
+    specs = _specs(checkpoint, part, names)
+    return specs, lambda wanted: _read(path, part, wanted, specs)
+
+
+def _specs(checkpoint: Checkpoint, part: str, names: list[str]) -> dict[str, shards.Spec]:
     start = _opener(checkpoint.path / part)
     coming = {name: start(name) for name in names}
     specs = {}
@@ -283,17 +289,15 @@ def write(
     block of rows on its way to disk; may raise to stop. The same tensors give the same bytes.
 
     Orbax saves an array only when all of them are given at once, in their final dtype. So it makes
-    the folder and its metadata from scalars, and the arrays are then written in the format that it
-    names there (Zarr 3 arrays in one OCDBT database per part), which stock Orbax reads.
+    the folder and its metadata from a scalar per part, and the arrays are then described like that
+    and written in the format that it names there (Zarr 3 arrays in one OCDBT database per part),
+    which stock Orbax reads.
     """
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
     context.array.saving.array_metadata_store = None  # it would describe the scalars
-    scalars = {
-        part: {name: np.zeros((), spec.dtype) for name, spec in specs.items()}
-        for part, specs in parts.items()
-    }
+    scalars = {part: {"scalar": np.zeros(())} for part in parts}
     try:
         with context:
             ocp.save_checkpointables(path, scalars, custom_metadata=metadata)
@@ -306,7 +310,19 @@ def write(
                 shutil.rmtree(child)
             elif child.name != _TREE:
                 child.unlink()
-        _fill(path / part, specs, read(list(specs)), on_block)
+        _describe(path / part / _TREE, specs)
+        arrays.write(path / part, specs, read(list(specs)), on_block)
+
+
+def _describe(path: Path, names: Iterable[str]) -> None:
+    """Have Orbax's description of one array say the same of ``names``, in its order."""
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    (entry,) = tree["tree_metadata"].values()
+    (key,) = entry["key_metadata"]
+    tree["tree_metadata"] = {
+        str((name,)): entry | {"key_metadata": [key | {"key": name}]} for name in sorted(names)
+    }
+    path.write_text(json.dumps(tree), encoding="utf-8")
 
 
 def _forget_the_occasion(path: Path) -> None:
@@ -316,60 +332,6 @@ def _forget_the_occasion(path: Path) -> None:
     (path / _MARKER).write_text(json.dumps(marker | times), encoding="utf-8")
     if (path / _COMMITTED).exists():
         (path / _COMMITTED).write_text("Checkpoint commit was successful\n", encoding="utf-8")
-
-
-def _fill(
-    folder: Path,
-    specs: Mapping[str, shards.Spec],
-    tensors: Iterable[tuple[str, np.ndarray]],
-    on_block: Callable[[str, np.ndarray], None],
-) -> None:
-    """Write arrays into a new database."""
-    with ocdbt.Writer(folder) as database:
-        for (want, spec), (name, tensor) in zip(specs.items(), tensors, strict=True):
-            if name != want or tensor.shape != spec.shape:
-                raise RuntimeError(f"asked for {want} {spec}, got {name} {tensor.shape}")
-            database.put(f"{name}/zarr.json", json.dumps(_zarr3(spec)).encode())
-            for i, rows in enumerate(_row_blocks(spec)):
-                block = shards.cast(name, tensor[rows], spec.dtype)
-                on_block(name, block)
-                index = [i, *(0 for _ in spec.shape[1:])] if spec.shape else []
-                database.put("/".join([name, "c", *map(str, index)]), block, _padding(spec, rows))
-                let_go(tensor)
-
-
-def _row_blocks(spec: shards.Spec) -> list[Any]:
-    if not spec.shape:
-        return [...]
-    step = _rows(spec)
-    return [slice(i, min(i + step, spec.shape[0])) for i in range(0, spec.shape[0], step)]
-
-
-def _padding(spec: shards.Spec, rows: Any) -> bytes:
-    """What the block ``rows`` lacks to be of the size that Zarr's chunks have, the last one too."""
-    missing = _rows(spec) - (rows.stop - rows.start) if spec.shape else 0
-    return bytes(missing * spec.nbytes // spec.shape[0]) if missing else b""
-
-
-def _zarr3(spec: shards.Spec) -> dict[str, Any]:
-    chunk = [max(1, n) for n in ((_rows(spec), *spec.shape[1:]) if spec.shape else ())]
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(spec.shape),
-        "data_type": spec.dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
-        "chunk_key_encoding": {"name": "default"},
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "fill_value": False if spec.dtype == np.bool_ else 0,
-    }
-
-
-def _rows(spec: shards.Spec) -> int:
-    """Rows of a block: a chunk on disk, read and written as one."""
-    if not spec.shape or spec.nbytes <= _BLOCK_BYTES:
-        return max(1, spec.shape[0]) if spec.shape else 1
-    return max(1, _BLOCK_BYTES * spec.shape[0] // spec.nbytes)
 
 
 def _reason(error: ValueError) -> str:

@@ -17,7 +17,7 @@ import jax
 from absl import logging
 
 from ai_jax import cli
-from ai_jax.convert import bench_steps, files, orbax
+from ai_jax.convert import arrays, bench_steps, files, orbax
 from ai_jax.convert.from_hf import from_hf
 from ai_jax.convert.to_hf import to_hf
 
@@ -111,15 +111,18 @@ def command(step, src, out, overwrite, *, largest_file=None, unforeseen=False):
     return 0, err.getvalue()
 
 
-def memory(step, src, out, scale):
+def memory(step, src, out, scale, in_place, **options):
     """By how many bytes a conversion raises the peak of resident memory.
 
-    scale: of what the conversion lets itself hold.
+    scale: of what the conversion lets itself hold. in_place: use arrays where they lie, as is the
+    way with those that we wrote. options: of the conversion.
     """
-    orbax._BLOCK_BYTES = int(orbax._BLOCK_BYTES * scale)
+    if not in_place:
+        arrays.views = lambda *args: None
+    arrays._BLOCK_BYTES = int(arrays._BLOCK_BYTES * scale)
     orbax._AHEAD_BYTES = int(orbax._AHEAD_BYTES * scale)
     imported = bench_steps.peak_memory()
-    STEPS[step](src, out)
+    STEPS[step](src, out, **options)
     return bench_steps.peak_memory() - imported
 
 

@@ -13,7 +13,7 @@ import pytest
 from tiny_folder import DTYPES, Source
 
 from ai_jax.config import to_dict
-from ai_jax.convert import mapping, orbax, shards
+from ai_jax.convert import arrays, mapping, orbax, shards
 from ai_jax.convert.from_hf import from_hf
 from ai_jax.convert.from_release import from_release
 from ai_jax.convert.hf_folder import write_model_folder
@@ -141,7 +141,7 @@ def test_blocks_of_every_shape_and_dtype(tmp_path, monkeypatch):
     """Tensors that end within a block, are one, or have no values, read by us and by Orbax."""
     from orbax.checkpoint import v1 as ocp
 
-    monkeypatch.setattr(orbax, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(arrays, "_BLOCK_BYTES", 64)
     rng = np.random.default_rng(0)
     dtypes = [*DTYPES.values(), np.bool_, np.int8, np.uint32, ml_dtypes.float8_e4m3fn]
     tensors = {

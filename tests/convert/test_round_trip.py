@@ -71,6 +71,20 @@ def test_the_checkpoint_separates_the_model_from_what_travels_along(tmp_path, so
     assert carried == src.tensors.keys() - {f"thinker.{name}" for name in params}
 
 
+def test_the_arrays_are_described_as_orbax_does_it(tmp_path, source):
+    from orbax.checkpoint import v1 as ocp
+
+    from_hf(source(full=True).save(), tmp_path / "ours")
+    context = ocp.Context()
+    context.array.saving.array_metadata_store = None
+    with context:
+        parts = ocp.load_checkpointables(tmp_path / "ours", {"params": None, "carried": None})
+        ocp.save_checkpointables(tmp_path / "theirs", parts)
+    for part in parts:
+        ours, theirs = (tmp_path / who / part / "_METADATA" for who in ("ours", "theirs"))
+        assert ours.read_text() == theirs.read_text()
+
+
 def refuse(folder, tmp_path, *parts):
     with pytest.raises(UserError) as e:
         from_hf(folder, tmp_path / "out")

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxlib import gpu_triton
 
 from ai_jax.kernels.errors import KernelError
 from ai_jax.kernels.plan import Device, Plan, Shape, least_power_of_2
@@ -180,8 +181,6 @@ def call(
 def _ffi_call(
     launch: Launch, arrays: dict[str, jax.Array], capability: int
 ) -> dict[str, jax.Array]:
-    from jaxlib import gpu_triton
-
     dtypes = {name: np.dtype(arrays[name].dtype).name for name in launch.operands}
     made = launch.compiled(dtypes, capability)
     kernel = gpu_triton.TritonKernel(
@@ -201,7 +200,6 @@ def _ffi_call(
         [jax.ShapeDtypeStruct(s, jnp.dtype(d)) for _, s, d in launch.results],
         custom_call_api_version=4,
         input_output_aliases=alias,
-        vectorized=False,
     )(*(arrays[name] for name in launch.operands), name=made.name, opaque=zlib.compress(opaque))
     return dict(zip(names, outs, strict=True))
 

@@ -40,11 +40,17 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Block sizes for one bucket of shapes: cache dtype, head size and query rows of a tile."""
+    """Block sizes for one bucket of shapes: cache dtype, head size and query rows of a tile.
+
+    fused: the variant of least modelled cost. One kernel moves fewer bytes (q is not written and
+    read again) and is one launch fewer (2 to 3 us); two launches pay where attention without
+    RoPE needs so few registers that more programs fit on a processor.
+    """
 
     cache_bits: int
     head_dim: int
     rows: int
+    fused: bool
     block_n: int
     warps: int
     stages: int
@@ -54,11 +60,7 @@ class Config:
 class Device:
     """A kind of GPU and the configurations chosen for it.
 
-    match: part of the name that the driver gives. two_launch_from_mib: keys and values, with the
-    caches half full, from which the two-launch variant is taken. It reads and writes q once more
-    and costs one more launch (2 to 3 us), but its attention needs no registers for RoPE, so two
-    programs fit on a processor; by the model that pays where reading the cache takes several tens
-    of microseconds.
+    match: part of the name that the driver gives. source: where the configurations come from.
     """
 
     device: str
@@ -70,7 +72,6 @@ class Device:
     dense_tflop_s: float
     shared_kib: int
     source: str
-    two_launch_from_mib: float
     entries: tuple[Config, ...]
 
     @property
@@ -120,12 +121,8 @@ def plan(shape: Shape, device: Device, *, fused: bool | None = None) -> Plan:
     )
     tiles = shape.batch * shape.kv_heads * math.ceil(shape.chunk * shape.groups / rows)
     split = min(max(least_power_of_2(32 * tiles), 256), 4096)
-    if fused is None:
-        places = shape.batch * shape.kv_heads * shape.max_len / 2
-        mib = places * 2 * shape.head_dim * shape.cache_bits / 8 / 2**20
-        fused = mib < device.two_launch_from_mib
     return Plan(
-        fused=fused,
+        fused=config.fused if fused is None else fused,
         block_m=rows,
         block_n=config.block_n,
         warps=config.warps,
@@ -203,12 +200,14 @@ def _strict(kind: type, fields: Any, where: str) -> Any:
     if not isinstance(fields, dict) or set(fields) != set(types):
         odd = set(types).symmetric_difference(fields) if isinstance(fields, dict) else types
         raise KernelError(f"{where}: missing or unknown: {', '.join(sorted(odd))}")
-    kinds = {"int": int, "float": (int, float), "str": str}
+    kinds = {"int": int, "float": (int, float), "str": str, "bool": bool}
     for name, value in fields.items():
         wanted = kinds.get(types[name])
-        if wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
+        if wanted and (
+            not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool)
+        ):
             raise KernelError(f"{where}: {name} must be {types[name]} (got {value!r})")
-        if wanted and not isinstance(value, str) and value <= 0:
+        if wanted not in (None, str, bool) and value <= 0:
             raise KernelError(f"{where}: {name} must be positive (got {value!r})")
     return kind(**fields)
 

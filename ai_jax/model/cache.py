@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from ai_jax.config import TextConfig
 from ai_jax.errors import UserError
-from ai_jax.model.layers import DType, rope_angles, rope_positions, rotate
+from ai_jax.kernels.xla import rotate
+from ai_jax.model.layers import DType, rope_angles, rope_positions
 
 
 @jax.tree_util.register_dataclass
@@ -50,26 +51,6 @@ def init_cache(config: TextConfig, batch: int, max_len: int, dtype: DType = jnp.
         return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
 
     return KVCache(k=buffers(), v=buffers(), length_b=jnp.zeros(batch, jnp.int32))
-
-
-def write_positions(start_b: jax.Array, lengths_b: jax.Array, t: int, max_len: int) -> jax.Array:
-    """Places in the buffer of ``t`` new tokens, int32 [b, t]: ``start_b`` onwards.
-
-    Tokens beyond ``lengths_b`` get places outside of the buffer, where ``write`` drops them.
-    """
-    i_t = jnp.arange(t)
-    return jnp.where(i_t < lengths_b[:, None], start_b[:, None] + i_t, max_len + i_t)
-
-
-def write(buffer_bksd: jax.Array, new_btkd: jax.Array, positions_bt: jax.Array) -> jax.Array:
-    """Put rows at ``positions_bt`` of the buffer, in place where the buffer is donated."""
-    rows_b1 = jnp.arange(buffer_bksd.shape[0])[:, None]
-    return buffer_bksd.at[rows_b1, :, positions_bt].set(
-        new_btkd.astype(buffer_bksd.dtype),
-        mode="drop",
-        unique_indices=True,
-        indices_are_sorted=True,
-    )
 
 
 def slide(config: TextConfig, cache: KVCache, prefix_b: jax.Array, drop_b: jax.Array) -> KVCache:

@@ -13,23 +13,22 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ai_jax.config import TextConfig
-from ai_jax.model.cache import KVCache, write, write_positions
+from ai_jax.kernels import Rope, chunk_attention
+from ai_jax.kernels.xla import rotate
+from ai_jax.model.cache import KVCache
 from ai_jax.model.layers import (
     DType,
     Embedding,
     Linear,
     RMSNorm,
     apply_layers,
-    attention,
     causal_attention,
     make_layers,
     rope_angles,
     rope_positions,
-    rotate,
     silu,
 )
 
-Rope = tuple[jax.Array, jax.Array]  # cosines and sines, [b, t, 1, head_dim / 2]
 KV = tuple[jax.Array, jax.Array]  # keys and values, [b, k, s, head_dim]
 
 
@@ -44,27 +43,27 @@ class Attention(nnx.Module):
         self.o_proj = Linear(config.num_attention_heads * d, width, bias=False, **kwargs)
         self.head_dim = d
 
-    def _project(self, x_btd: jax.Array, rope: Rope) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q, k, v = (
+    def _project(self, x_btd: jax.Array) -> list[jax.Array]:
+        """Queries, keys and values before RoPE, [b, t, heads, head_dim]."""
+        return [
             proj(x_btd).reshape(*x_btd.shape[:2], -1, self.head_dim)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return rotate(q, *rope), rotate(k, *rope), v
+        ]
 
     def __call__(self, x_btd: jax.Array, rope: Rope) -> jax.Array:
         """Causal attention among the given positions alone."""
-        q, k, v = self._project(x_btd, rope)
+        q, k, v = self._project(x_btd)
+        cos, sin = (x[:, :, None].astype(q.dtype) for x in rope)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         out = causal_attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         return self.o_proj(out)
 
     def extend(
-        self, x_btd: jax.Array, rope: Rope, mask_bts: jax.Array, kv: KV, positions_bt: jax.Array
+        self, x_btd: jax.Array, rope: Rope, kv: KV, length_b: jax.Array, count_b: jax.Array
     ) -> tuple[jax.Array, KV]:
-        """Append keys and values at ``positions_bt`` of the buffers, then attend to the buffers."""
-        q, k, v = self._project(x_btd, rope)
-        k_bksd, v_bksd = write(kv[0], k, positions_bt), write(kv[1], v, positions_bt)
-        out = attention(q.astype(k_bksd.dtype), k_bksd, v_bksd, mask_bts)
-        return self.o_proj(out), (k_bksd, v_bksd)
+        """Append ``count_b`` rows to buffers that hold ``length_b``, then attend to the buffers."""
+        out, *kv = chunk_attention(*self._project(x_btd), *kv, length_b, count_b, rope=rope)
+        return self.o_proj(out.reshape(*x_btd.shape[:2], -1)), tuple(kv)
 
 
 class MLP(nnx.Module):
@@ -96,11 +95,9 @@ class DecoderLayer(nnx.Module):
         return x_btd + self.mlp(self.post_attention_layernorm(x_btd))
 
     def extend(
-        self, x_btd: jax.Array, rope: Rope, mask_bts: jax.Array, kv: KV, positions_bt: jax.Array
+        self, x_btd: jax.Array, rope: Rope, kv: KV, length_b: jax.Array, count_b: jax.Array
     ) -> tuple[jax.Array, KV]:
-        out, kv = self.self_attn.extend(
-            self.input_layernorm(x_btd), rope, mask_bts, kv, positions_bt
-        )
+        out, kv = self.self_attn.extend(self.input_layernorm(x_btd), rope, kv, length_b, count_b)
         x_btd = x_btd + out
         return x_btd + self.mlp(self.post_attention_layernorm(x_btd)), kv
 
@@ -129,7 +126,6 @@ class Decoder(nnx.Module):
             config.hidden_size, config.rms_norm_eps, dtype=dtype, param_dtype=param_dtype
         )
         self.config = config
-        self.dtype = dtype
 
     def __call__(self, x_btd: jax.Array, *, remat: bool = False, unroll: bool = False) -> jax.Array:
         """One causal pass over whole streams: embeddings [b, t, d] -> hidden states [b, t, d]."""
@@ -144,22 +140,16 @@ class Decoder(nnx.Module):
         x_btd: embeddings, right-padded. Returns the hidden states [b, t, d] (NaN in a row that
         would outgrow the cache, which must slide first) and the cache.
         """
-        t = x_btd.shape[1]
-        query_bt = cache.length_b[:, None] + jnp.arange(t)
-        mask_bts = jnp.arange(cache.max_len) <= query_bt[..., None]
-        positions_bt = write_positions(cache.length_b, lengths_b, t, cache.max_len)
-        rope = self._rope(query_bt)
+        rope = self._rope(cache.length_b[:, None] + jnp.arange(x_btd.shape[1]))
         keys, values = [], []
-        for layer, k, v in zip(self.layers, cache.k, cache.v, strict=True):
-            x_btd, (k, v) = layer.extend(x_btd, rope, mask_bts, (k, v), positions_bt)
+        for layer, *kv in zip(self.layers, cache.k, cache.v, strict=True):
+            x_btd, (k, v) = layer.extend(x_btd, rope, tuple(kv), cache.length_b, lengths_b)
             keys.append(k)
             values.append(v)
         length_b = cache.length_b + lengths_b
-        x_btd = jnp.where((length_b <= cache.max_len)[:, None, None], x_btd, jnp.nan)
         return self.norm(x_btd), KVCache(k=tuple(keys), v=tuple(values), length_b=length_b)
 
     def _rope(self, places_bt: jax.Array) -> Rope:
         positions_bt = rope_positions(places_bt, self.config.fp16_positions)
         angles = rope_angles(positions_bt, self.config.head_dim, self.config.rope_theta)
-        angles = angles[:, :, None]
-        return jnp.cos(angles).astype(self.dtype), jnp.sin(angles).astype(self.dtype)
+        return Rope(jnp.cos(angles), jnp.sin(angles))

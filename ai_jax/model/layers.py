@@ -15,6 +15,8 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from ai_jax.kernels import xla
+
 DType = Any
 INIT_STD = 0.02  # Hugging Face's initializer_range
 PRODUCT = "product"  # checkpoint name of what rematerialisation keeps: dear to compute
@@ -73,24 +75,12 @@ def silu(x: jax.Array) -> jax.Array:
 def attention(
     q_bthd: jax.Array, k_bksd: jax.Array, v_bksd: jax.Array, mask_bts: jax.Array | None
 ) -> jax.Array:
-    """Softmax attention with grouped queries: query head i reads key head ``i // (h / k)``.
+    """Softmax attention with grouped queries as in ``xla.attention``, [b, t, h * d], kept by remat.
 
-    mask_bts: bool, True where query t may read key s; None allows all. Returns [b, t, h * d] in
-    q's dtype. Softmax is in float32.
+    mask_bts: bool, True where query t may read key s; None allows all.
     """
-    b, t, h, d = q_bthd.shape
-    k, s = k_bksd.shape[1:3]
-    q_bkgtd = q_bthd.reshape(b, t, k, h // k, d).transpose(0, 2, 3, 1, 4)
-    q_bkrd = q_bkgtd.reshape(b, k, -1, d)  # r: the rows (g, t) that share a key head
-    scores_bkrs = jnp.einsum("bkrd,bksd->bkrs", q_bkrd, k_bksd, preferred_element_type=jnp.float32)
-    scores_bkgts = scores_bkrs.reshape(b, k, h // k, t, s) * d**-0.5
-    if mask_bts is not None:
-        low = jnp.finfo(jnp.float32).min
-        scores_bkgts = jnp.where(mask_bts[:, None, None], scores_bkgts, low)
-    p_bkrs = jax.nn.softmax(scores_bkgts, axis=-1).astype(q_bthd.dtype).reshape(b, k, -1, s)
-    o_bkrd = jnp.einsum("bkrs,bksd->bkrd", p_bkrs, v_bksd, preferred_element_type=jnp.float32)
-    o_bkgtd = o_bkrd.astype(q_bthd.dtype).reshape(b, k, h // k, t, d)
-    return checkpoint_name(o_bkgtd.transpose(0, 3, 1, 2, 4).reshape(b, t, h * d), PRODUCT)
+    out_bthd = xla.attention(q_bthd, k_bksd, v_bksd, mask_bts)
+    return checkpoint_name(out_bthd.reshape(*out_bthd.shape[:2], -1), PRODUCT)
 
 
 def causal_attention(q_bthd: jax.Array, k_bktd: jax.Array, v_bktd: jax.Array) -> jax.Array:
@@ -123,12 +113,6 @@ def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> jax.Array:
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     inv_freq = np.float32(1) / np.float32(theta) ** exponent
     return positions[..., None].astype(jnp.float32) * inv_freq
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turn the pairs (x[i], x[i + d/2]) of the last axis by angles of cosines/sines [..., d/2]."""
-    a, b = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def apply_layers(

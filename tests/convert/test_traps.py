@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 import test_parity as parity  # noqa: E402
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as theirs  # noqa: E402
 
+from ai_jax.kernels import xla  # noqa: E402
 from ai_jax.model import audio_encoder, decoder, layers, omni  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -228,25 +229,25 @@ TRAPS = {
         cache,
         decoder.Decoder,
         "extend",
-        ("self._rope(query_bt)", "self._rope(jnp.arange(t)[None])"),
+        ("cache.length_b[:, None] + jnp.arange(x_btd.shape[1])", "jnp.arange(x_btd.shape[1])[None]"),
     ),
     "padding of a row written into the cache": trap(
         cache,
         decoder.Decoder,
         "extend",
-        ("cache.length_b + lengths_b", "cache.length_b + t"),
+        ("cache.length_b + lengths_b", "cache.length_b + x_btd.shape[1]"),
     ),
     "grouped queries in the order of strides": trap(
         logits,
-        layers,
+        xla,
         "attention",
         (ATTENTION_HEADS, "q_bthd.reshape(b, t, h // k, k, d).transpose(0, 3, 2, 1, 4)"),
         ("o_bkgtd.transpose(0, 3, 1, 2, 4)", "o_bkgtd.transpose(0, 3, 2, 1, 4)"),
     ),
-    "attention without its scale": trap(logits, layers, "attention", (" * d**-0.5", "")),
+    "attention without its scale": trap(logits, xla, "attention", (" * d**-0.5", "")),
     "softmax in bfloat16": trap(
         logits,
-        layers,
+        xla,
         "attention",
         ("softmax(scores_bkgts, ", "softmax(scores_bkgts.astype(jnp.bfloat16), "),
     ),

@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 
 from ai_jax.errors import UserError
+from ai_jax.kernels.xla import rotate
 from ai_jax.model import omni
-from ai_jax.model.cache import init_cache, slide, write, write_positions
-from ai_jax.model.layers import rope_angles, rotate
+from ai_jax.model.cache import init_cache, slide
+from ai_jax.model.layers import rope_angles
 
 MAX_LEN = 64
 
@@ -31,18 +32,6 @@ def filled(tiny, split, lengths):
     tokens = np.random.default_rng(0).integers(0, 256, (len(lengths), max(lengths)))
     cache = init_cache(tiny.text, len(lengths), MAX_LEN)
     return extend(*split, cache, tokens, None, jnp.asarray(lengths))[1]
-
-
-def test_write_drops_what_is_not_valid():
-    buffer = jnp.zeros((3, 2, 6, 4))
-    new = jnp.arange(1.0, 4.0)[None, :, None, None] * jnp.ones((3, 3, 2, 4))
-    places = write_positions(jnp.array([0, 2, 5]), jnp.array([3, 1, 3]), 3, 6)
-    out = write(buffer, new, places)
-    assert out[:, 0, :, 0].tolist() == [
-        [1, 2, 3, 0, 0, 0],
-        [0, 0, 1, 0, 0, 0],
-        [0, 0, 0, 0, 0, 1],
-    ]
 
 
 def test_cache_must_fit_the_trained_positions(tiny):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import erf
 
+from ai_jax.kernels.xla import rotate
 from ai_jax.model import layers
 
 F32 = {"dtype": jnp.float32, "param_dtype": jnp.float32}
@@ -112,7 +113,7 @@ def test_causal_attention_is_attention_with_a_causal_mask(t):
 def rope_score(q, k, m, n):
     """<R_m q, R_n k>."""
     angle = layers.rope_angles(jnp.stack([m, n]), 16, 1e6)
-    q, k = layers.rotate(jnp.stack([q, k]), jnp.cos(angle), jnp.sin(angle))
+    q, k = rotate(jnp.stack([q, k]), jnp.cos(angle), jnp.sin(angle))
     return q @ k
 
 
@@ -133,5 +134,5 @@ def test_rope_angles_are_float32_where_activations_are_not():
 
 def test_rotate_turns_halves_not_neighbours():
     x = jnp.arange(4.0)
-    turned = layers.rotate(x, jnp.zeros(2), jnp.ones(2))  # by 90 degrees
+    turned = rotate(x, jnp.zeros(2), jnp.ones(2))  # by 90 degrees
     assert turned.tolist() == [-2.0, -3.0, 0.0, 1.0]

@@ -122,10 +122,10 @@ def test_decoder_modules(pair):
     close(mine.mlp(x), layer.mlp(tx))
     close(mine.input_layernorm(x), layer.input_layernorm(tx))
     angle = rope_angles(jnp.arange(9)[None], 12, pair.config.text.rope_theta)
-    rope = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
+    rope = jnp.cos(angle), jnp.sin(angle)
     position = theirs.rotary_emb(tx, torch.arange(9).view(1, 1, -1).expand(3, 1, -1))
     for turned, half in zip(position, rope, strict=True):
-        close(np.concatenate([half[:, :, 0]] * 2, -1), turned)
+        close(np.concatenate([half] * 2, -1), turned)
     mask = torch.full((9, 9), -torch.inf).triu(1)[None, None]
     close(mine.self_attn(x, rope), layer.self_attn(tx, mask, position_embeddings=position)[0])
     close(mine(x, rope), layer(tx, mask, position_embeddings=position))
